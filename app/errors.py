@@ -1,0 +1,56 @@
+"""What this server refuses and what can fail in it: one tree, mapped to HTTP once, in ``app.api.errors``."""
+
+from __future__ import annotations
+
+
+class MlxcelError(Exception):
+    """Root of the tree. ``str(error)`` is fit to be shown to the person who asked."""
+
+
+class StartError(MlxcelError):
+    """The server cannot start; the text is one line that names the cause and the remedy."""
+
+
+class InvalidRequest(MlxcelError):
+    """The request can never be served as it stands. ``param`` names the field at fault, if one is."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class ModelNotFound(InvalidRequest):
+    """The request names a model that this server does not serve."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The model '{name}' does not exist on this server.", "model", "model_not_found")
+
+
+class Unauthorized(MlxcelError):
+    """No key, or a wrong one: the answer is the same."""
+
+    def __init__(self) -> None:
+        super().__init__("Invalid API Key")
+
+
+class FeatureOff(MlxcelError):
+    """The route or feature exists but is turned off on this server."""
+
+
+class Overloaded(MlxcelError):
+    """Every slot and every place in the queue is taken."""
+
+    def __init__(self) -> None:
+        super().__init__("Server is busy. Retry later.")
+
+
+class Unavailable(MlxcelError):
+    """Not serving at this moment: loading or draining."""
+
+
+class BackendError(MlxcelError):
+    """The engine failed while it worked on this request."""
+
+    def __init__(self) -> None:
+        super().__init__("inference backend error")
