@@ -1,0 +1,92 @@
+"""The block pool on the device: K and V of every layer, written in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer keeps of one token: ``num_heads`` keys of ``key_dim`` and values of ``value_dim`` numbers."""
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: mx.Dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.num_heads * (self.key_dim + self.value_dim) * self.dtype.size
+
+
+class LayerPool:
+    """K and V of one layer, flat: vector (block, head, position in block) is at ``(block * num_heads + head) *
+    block_size + position``. Flat, because a write is then one scatter of whole vectors and each view a free reshape.
+    """
+
+    def __init__(self, shape: LayerShape, num_blocks: int, block_size: int) -> None:
+        self.shape = shape
+        self.block_size = block_size
+        num_vectors = num_blocks * shape.num_heads * block_size
+        self.keys = mx.zeros((num_vectors, shape.key_dim), shape.dtype)
+        self.values = mx.zeros((num_vectors, shape.value_dim), shape.dtype)
+
+    def write(self, at: mx.array, keys: mx.array, values: mx.array) -> None:
+        """Store keys ``[T, num_heads, key_dim]`` and values ``[T, num_heads, value_dim]`` at vectors ``at [T, num_heads]``.
+
+        In place as long as nothing but this object holds the arrays when they are evaluated; MLX copies the whole pool
+        otherwise.
+        """
+        self.keys[at] = keys
+        self.values[at] = values
+
+    def tiles(self) -> tuple[mx.array, mx.array]:
+        """K and V as ``[num_blocks * num_heads, block_size, dim]``: one tile is one head of one block."""
+        return (
+            self.keys.reshape(-1, self.block_size, self.shape.key_dim),
+            self.values.reshape(-1, self.block_size, self.shape.value_dim),
+        )
+
+    def context(self, blocks: mx.array, num_tokens: int) -> tuple[mx.array, mx.array]:
+        """Gather the first ``num_tokens`` positions of a block table: K and V ``[1, num_heads, num_tokens, dim]``."""
+        return self._gather(self.keys, blocks, num_tokens), self._gather(self.values, blocks, num_tokens)
+
+    def _gather(self, vectors: mx.array, blocks: mx.array, num_tokens: int) -> mx.array:
+        heads, size = self.shape.num_heads, self.block_size
+        picked = vectors.reshape(-1, heads, size, vectors.shape[-1])[blocks]
+        return picked.transpose(1, 0, 2, 3).reshape(1, heads, -1, vectors.shape[-1])[:, :, :num_tokens]
+
+    def copy(self, sources: mx.array, targets: mx.array) -> None:
+        """Copy whole blocks; every source is read before any target is written."""
+        rows = mx.arange(self.shape.num_heads * self.block_size)
+        read = (sources[:, None] * rows.size + rows).reshape(-1)
+        write = (targets[:, None] * rows.size + rows).reshape(-1)
+        self.keys[write] = self.keys[read]
+        self.values[write] = self.values[read]
+
+
+class PagedStorage:
+    """All layers' pools. The block ids in them are the scheduler's; nothing here decides who owns a block."""
+
+    def __init__(self, shapes: Sequence[LayerShape], num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.layers = [LayerPool(shape, num_blocks, block_size) for shape in shapes]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
+
+    def copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks (source, target) in every layer."""
+        if copies:
+            sources, targets = (mx.array(side) for side in zip(*copies, strict=True))
+            for layer in self.layers:
+                layer.copy(sources, targets)
+
+    def arrays(self) -> list[mx.array]:
+        """Every array of the pool, to be evaluated with the step that wrote it."""
+        return [array for layer in self.layers for array in (layer.keys, layer.values)]
