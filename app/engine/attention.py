@@ -1,7 +1,7 @@
 """Attention of a ragged step: each row attends through its own block table, and nothing is padded.
 
-mlx-lm models call ``cache.update_and_fetch(k, v)`` and then ``scaled_dot_product_attention(..., cache=cache)``. Those two
-calls are the seam: ``LayerCache`` stands behind the first, ``install_seam`` rebinds the second.
+mlx-lm models call ``cache.update_and_fetch(k, v)`` and then ``scaled_dot_product_attention(..., cache=cache)``. Those
+two calls are the seam: ``LayerCache`` stands behind the first, ``install_seam`` rebinds the second.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class Geometry:
         lengths = np.asarray([row.start + 1 for row in singles], dtype=int)
         hidden = ordinals[:, None] * size + np.arange(size) >= lengths[self._pair_rows][:, None]
         self.pair_rows = mx.array(self._pair_rows)
-        self.pair_bias = mx.array(np.where(hidden, -np.inf, 0.0).astype(np.float32))[:, None, None, :]  # [P, 1, 1, size]
+        self.pair_bias = mx.array(np.where(hidden, -np.inf, 0.0).astype(np.float32))[
+            :, None, None, :
+        ]  # [P, 1, 1, size]
 
     def writes(self, num_heads: int) -> mx.array:
         """Vectors of a ``LayerPool`` that the step's tokens are written to: ``[T, num_heads]``."""
@@ -115,7 +117,7 @@ class LayerCache:
         return self.geometry.offsets
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write K and V ``[T, heads, 1, dim]`` to the pool. They are returned as they came; attention reads the pool."""
+        """Write K and V ``[T, heads, 1, dim]`` to the pool, which is where attention reads them; give them back."""
         at = self.geometry.writes(self.pool.shape.num_heads)
         self.pool.write(at, keys.squeeze(2), values.squeeze(2))
         return keys, values

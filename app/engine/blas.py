@@ -1,0 +1,103 @@
+"""An optimised BLAS for MLX on Linux: loaded into the global symbol scope, it takes the place of the slow bundled one.
+
+This module imports nothing of MLX, since it has to run before ``mlx.core`` is imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import math
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.errors import StartError
+
+# Variants that use POSIX threads come first; the bare name at the end is left to the system's own search.
+CANDIDATES = (
+    "/usr/lib/*-linux-gnu/openblas-pthread/libopenblas.so.0",  # Debian, Ubuntu
+    "/usr/lib64/libopenblasp.so.0",  # Fedora, RHEL
+    "/usr/lib64/libopenblas_pthreads.so.0",  # openSUSE
+    "/usr/lib/libopenblas.so",  # Arch
+    "libopenblas.so.0",
+)
+THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+WARNING = (
+    "no optimised BLAS was found: matrix products run about twenty times slower and decoding several requests together "
+    "gains nothing; install one with `apt-get install libopenblas0-pthread` (Debian, Ubuntu) or name one in MLXCEL_BLAS"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BlasReport:
+    """What ``preload`` did. ``path`` is None where nothing was loaded; ``version`` is empty where the library does not
+    tell it. ``warning`` is one line for the log, or None."""
+
+    path: str | None = None
+    version: str = ""
+    threads: int | None = None
+    warning: str | None = None
+
+
+def preload(setting: str, threads: str) -> BlasReport:
+    """Load a BLAS for MLX. Call it before anything imports ``mlx.core``. Does nothing outside Linux.
+
+    Args:
+        setting: "auto" looks for OpenBLAS, "none" loads nothing, anything else is the path of a library.
+        threads: a number, or "auto" for the physical cores that this process may use.
+
+    Raises:
+        StartError: the named library cannot be loaded or is no BLAS, or ``threads`` is no positive number.
+        RuntimeError: ``mlx.core`` is imported already, so that loading would have no effect.
+    """
+    if sys.platform != "linux" or setting == "none":
+        return BlasReport()
+    if "mlx.core" in sys.modules:
+        raise RuntimeError("a BLAS has to be loaded before mlx.core is imported")
+    if threads != "auto" and not (threads.isdecimal() and int(threads) > 0):
+        raise StartError(f"MLXCEL_BLAS_THREADS is {threads}: give a positive number or auto")
+    num_threads = usable_cores() if threads == "auto" else int(threads)
+    # OpenBLAS reads these once, when it is loaded.
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(num_threads)))
+    if setting != "auto":
+        try:
+            return _load(setting, num_threads)
+        except (OSError, AttributeError) as error:
+            raise StartError(f"MLXCEL_BLAS is {setting}, which cannot be loaded as a BLAS: {error}") from error
+    for pattern in CANDIDATES:
+        for path in sorted(glob.glob(pattern)) if "/" in pattern else [pattern]:
+            try:
+                return _load(path, num_threads)
+            except (OSError, AttributeError):
+                continue  # not there, of another architecture, or without the C interface that MLX calls
+    return BlasReport(warning=WARNING)
+
+
+def _load(path: str, num_threads: int) -> BlasReport:
+    """Raises OSError where the library cannot be loaded, AttributeError where it lacks the C interface of BLAS."""
+    # A library without the interface must not stay in the global scope, so it is looked at in a local one first.
+    _ = ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL).cblas_sgemm
+    library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    version = ""
+    if hasattr(library, "openblas_get_config"):
+        library.openblas_get_config.restype = ctypes.c_char_p
+        version = library.openblas_get_config().decode("ascii", "replace").strip()
+    return BlasReport(path, version, num_threads)
+
+
+def usable_cores() -> int:
+    """Physical cores this process may use: its CPU affinity without hyper-threads, and no more than its CPU quota."""
+    cpus = os.sched_getaffinity(0)
+    cores = {_read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus}
+    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
+    limit = math.ceil(int(quota) / int(period)) if quota.isdecimal() and period.isdecimal() else len(cores)
+    return max(1, min(len(cores), limit))
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

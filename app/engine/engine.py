@@ -1,0 +1,162 @@
+"""The engine: one ragged forward for whatever rows a plan holds. It computes and never decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from app.engine.attention import Geometry, install_seam, layer_caches
+from app.engine.head import HeadRows
+from app.engine.loader import LoadedModel
+from app.engine.sampler import Drawing
+from app.engine.storage import PagedStorage
+from app.errors import EngineFault, StartError
+from app.request import SamplingParams
+from app.scheduler.plan import Draw, Plan, Result, Row
+
+# Largest allowed difference between ragged and plain logits, as a part of the largest logit.
+PROBE_TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-2, mx.bfloat16: 8e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A submitted step: what it will draw, and the requests it draws for."""
+
+    request_ids: tuple[int, ...]
+    drawing: Drawing | None
+
+
+class Engine:
+    """Owns model and block pool. Use it from the thread that made it: MLX arrays do not cross threads before they are
+    evaluated."""
+
+    def __init__(self, loaded: LoadedModel, num_blocks: int, block_size: int) -> None:
+        """Allocate the pool once and prove the model on it.
+
+        Raises:
+            StartError: the ragged step does not give this family's logits, or the pool does not fit into memory.
+        """
+        self._model = loaded.model
+        self._shapes = loaded.layer_shapes
+        probe = _Probe(self._model, loaded.vocab_size)
+        install_seam(self._model)
+        self._head = HeadRows(self._model)
+        self._storage = PagedStorage(self._shapes, _Probe.NUM_BLOCKS, _Probe.BLOCK_SIZE)
+        try:
+            difference = probe.compare(self._logits)
+        except Exception as error:
+            raise StartError(f"{_family(loaded)} cannot be served yet: {type(error).__name__}: {error}") from error
+        allowed = PROBE_TOLERANCE.get(self._shapes[0].dtype, PROBE_TOLERANCE[mx.bfloat16])
+        if not difference <= allowed:
+            raise StartError(
+                f"{_family(loaded)} cannot be served yet: its ragged logits differ from the plain ones by"
+                f" {difference:.1e} of the largest (allowed {allowed:.0e})"
+            )
+        self._storage = PagedStorage(self._shapes, num_blocks, block_size)
+        _evaluate(self._storage.arrays())
+
+    @property
+    def pool_bytes(self) -> int:
+        return self._storage.nbytes
+
+    def step(self, plan: Plan) -> Result:
+        """Compute one plan to its end: prefill and decode rows of any number, in one forward.
+
+        Raises:
+            EngineFault: the evaluation failed; nothing the pool held can be trusted, and it is empty again.
+        """
+        return self.finish_rows(self.submit(plan))
+
+    prefill = step
+
+    def submit(self, plan: Plan) -> InFlight:
+        """Start a step and return before it is done. Raises as ``step``."""
+        self._storage.copy(plan.copies)
+        rows = sorted(plan.rows, key=lambda row: row.num_new > 1)
+        try:
+            drawing = self._forward(rows)
+            mx.async_eval(*self._storage.arrays(), *(drawing.arrays() if drawing else ()))
+        except Exception as error:
+            raise self._fault(error) from error
+        return InFlight(tuple(row.request_id for row in rows if row.draws), drawing)
+
+    def finish_rows(self, step: InFlight) -> Result:
+        """Wait for a submitted step and read what it drew. Raises as ``step``."""
+        try:
+            _evaluate(self._storage.arrays())
+            draws: Sequence[Draw] = step.drawing.read() if step.drawing else ()
+        except Exception as error:
+            raise self._fault(error) from error
+        return Result(draws=dict(zip(step.request_ids, draws, strict=True)))
+
+    def close(self) -> None:
+        """Free weights and pool. The engine cannot be used afterwards."""
+        del self._model, self._head, self._storage
+        mx.clear_cache()
+
+    def _forward(self, rows: Sequence[Row]) -> Drawing | None:
+        logits = self._logits(rows)
+        drawing = [row for row in rows if row.draws]
+        return Drawing(logits, drawing) if drawing else None
+
+    def _logits(self, rows: Sequence[Row]) -> mx.array:
+        """Logits ``[R, vocab]`` of the rows that draw; K and V of all go to the pool. One-token rows come first."""
+        geometry = Geometry(rows, self._storage.block_size)
+        ends: list[int] = []
+        ids: list[int] = []
+        for row in rows:
+            ids += row.tokens[row.start : row.start + row.num_new]
+            if row.draws:
+                ends.append(len(ids) - 1)
+        self._head.aim(mx.array(ends or [0]))
+        out = self._model(mx.array(ids)[:, None], cache=layer_caches(self._storage, geometry))
+        if geometry.num_attended != len(self._shapes):
+            raise RuntimeError(f"{geometry.num_attended} of {len(self._shapes)} layers attended by block table")
+        return self._head.finish(out)
+
+    def _fault(self, error: Exception) -> EngineFault:
+        self._storage = PagedStorage(self._shapes, self._storage.num_blocks, self._storage.block_size)
+        return EngineFault(f"{type(error).__name__}: {error}")
+
+
+class _Probe:
+    """Two short prompts that join at different steps, first through the plain forward, then through the ragged one."""
+
+    BLOCK_SIZE = 4
+    NUM_BLOCKS = 4
+    PROMPTS = (6, 5)  # tokens
+
+    def __init__(self, model: object, vocab_size: int) -> None:
+        assert callable(model)
+        self._prompts = [[(17 * i + 5 * n + 3) % vocab_size for i in range(n)] for n in self.PROMPTS]
+        self._plain = [model(mx.array([prompt]))[0].astype(mx.float32) for prompt in self._prompts]
+        _evaluate(self._plain)
+
+    def compare(self, logits: object) -> float:
+        """The largest difference of the ragged logits from the plain ones, as a part of the largest plain logit."""
+        assert callable(logits)
+        worst = 0.0
+        for rows in (
+            [self._row(0, 0, 3)],
+            [self._row(0, 3, 1), self._row(1, 0, 3)],
+            [self._row(0, 4, 2), self._row(1, 3, 2)],
+        ):
+            got = logits(rows).astype(mx.float32)
+            want = mx.stack([self._plain[row.request_id][row.start + row.num_new - 1] for row in rows])
+            worst = max(worst, (mx.abs(got - want).max() / mx.abs(want).max()).item())
+        return worst
+
+    def _row(self, prompt: int, start: int, num_new: int) -> Row:
+        tokens = self._prompts[prompt]
+        return Row(prompt, tokens, start, num_new, (2 * prompt + 1, 2 * prompt), True, len(tokens), SamplingParams())
+
+
+def _family(loaded: LoadedModel) -> str:
+    return f"model family '{loaded.config.get('model_type', 'unknown')}'"
+
+
+def _evaluate(arrays: Sequence[mx.array]) -> None:
+    """The one place where MLX computes and may fail."""
+    mx.eval(*arrays)

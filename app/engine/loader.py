@@ -1,0 +1,159 @@
+"""From a model directory to weights in memory, a tokenizer, and the proof that the ragged step serves this family."""
+
+from __future__ import annotations
+
+import json
+import logging
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map
+
+from app.engine.storage import LayerShape
+from app.errors import StartError
+
+log = logging.getLogger("mlxcel.engine")
+
+
+@contextmanager
+def _file_limit_kept() -> Iterator[None]:
+    """Importing mlx_lm lowers RLIMIT_NOFILE to (2048, 4096) for good: too few files for a server with many clients."""
+    set_limit = resource.setrlimit
+    resource.setrlimit = lambda *_: None
+    try:
+        yield
+    finally:
+        resource.setrlimit = set_limit
+
+
+with _file_limit_kept():
+    from mlx_lm.models.cache import KVCache, make_prompt_cache
+    from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """``window`` is the most tokens a request may hold; ``layer_shapes`` is what each layer keeps of one token."""
+
+    model: nn.Module
+    tokenizer: Any
+    config: dict[str, Any]
+    path: Path
+    window: int
+    vocab_size: int
+    layer_shapes: tuple[LayerShape, ...]
+    end_tokens: frozenset[int]
+    generation_config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return sum(shape.bytes_per_token for shape in self.layer_shapes)
+
+
+def set_device(device: str) -> None:
+    """``auto`` keeps MLX's choice, ``cpu`` and ``gpu`` pin it.
+
+    Raises:
+        StartError: the device does not exist here.
+    """
+    if device == "gpu" and not mx.is_available(mx.gpu):
+        raise StartError("MLXCEL_DEVICE=gpu: MLX finds no GPU here; allowed: auto, cpu")
+    if device != "auto":
+        mx.set_default_device(mx.Device(mx.cpu if device == "cpu" else mx.gpu))
+
+
+def on_cpu() -> bool:
+    return bool(mx.default_device().type == mx.cpu)
+
+
+def load(path: Path, weight_dtype: str) -> LoadedModel:
+    """Load a model directory through mlx-lm; ``weight_dtype`` is auto, float32, float16 or bfloat16.
+
+    On a CPU auto means float32, because MLX multiplies half-precision and quantised matrices more than ten times slower
+    there; elsewhere the weights stay as stored.
+
+    Raises:
+        StartError: no model there, a broken one, or a family that the ragged step cannot serve.
+    """
+    if not (path / "config.json").is_file():
+        raise StartError(f"no model at {path}: there is no config.json")
+    try:
+        model, config = load_model(path, lazy=True)
+        tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
+    except Exception as error:
+        raise StartError(f"the model at {path} cannot be loaded: {_one_line(error)}") from error
+    dtype = weight_dtype if weight_dtype != "auto" else "float32" if on_cpu() else None
+    if dtype is not None:
+        model = _cast(model, getattr(mx, dtype))
+    try:
+        for _, array in tree_flatten(model.parameters()):
+            mx.eval(array)
+    except Exception as error:
+        raise StartError(f"the weights at {path} cannot be read: {_one_line(error)}") from error
+    text_config = config.get("text_config", config)
+    generation = path / "generation_config.json"
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        config=config,
+        path=path,
+        window=_window(text_config, tokenizer, path),
+        vocab_size=_vocab_size(text_config, tokenizer),
+        layer_shapes=_layer_shapes(model, config),
+        end_tokens=frozenset(int(token) for token in tokenizer.eos_token_ids),
+        generation_config=json.loads(generation.read_text()) if generation.is_file() else {},
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def _cast(model: nn.Module, dtype: mx.Dtype) -> nn.Module:
+    """Scales are cast before the packed weights are opened, so that nothing is rounded on the way."""
+    model.update(tree_map(lambda p: p.astype(dtype) if mx.issubdtype(p.dtype, mx.floating) else p, model.parameters()))
+    model = dequantize_model(model)
+    model.eval()
+    return model
+
+
+def _window(config: dict[str, Any], tokenizer: Any, path: Path) -> int:
+    for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx"):
+        if isinstance(config.get(name), int):
+            return int(config[name])
+    if 0 < tokenizer.model_max_length < 10**9:
+        return int(tokenizer.model_max_length)
+    raise StartError(f"the model at {path} does not say how long its context window is (max_position_embeddings)")
+
+
+def _vocab_size(config: dict[str, Any], tokenizer: Any) -> int:
+    return int(config.get("vocab_size") or len(tokenizer))
+
+
+def _layer_shapes(model: nn.Module, config: dict[str, Any]) -> tuple[LayerShape, ...]:
+    """Look at what each layer's cache is and, after one token, what it holds."""
+    family = config.get("model_type", "unknown")
+    caches = make_prompt_cache(model)
+    odd = sorted({type(cache).__name__ for cache in caches if type(cache) is not KVCache})
+    if odd:
+        raise StartError(
+            f"model family '{family}' cannot be served yet: its layers keep {', '.join(odd)}, not a plain KV cache"
+        )
+    try:
+        mx.eval(model(mx.array([[0]]), cache=caches))
+        return tuple(
+            LayerShape(cache.keys.shape[1], cache.keys.shape[3], cache.values.shape[3], cache.keys.dtype)
+            for cache in caches
+        )
+    except Exception as error:
+        raise StartError(f"model family '{family}' cannot be served yet: {_one_line(error)}") from error
