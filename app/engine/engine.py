@@ -45,7 +45,7 @@ class Engine:
         self._head = HeadRows(self._model)
         self._storage = PagedStorage(self._shapes, _Probe.NUM_BLOCKS, _Probe.BLOCK_SIZE)
         try:
-            difference = probe.compare(self._logits)
+            difference = probe.compare(self.logits)
         except Exception as error:
             raise StartError(f"{_family(loaded)} cannot be served yet: {type(error).__name__}: {error}") from error
         allowed = PROBE_TOLERANCE.get(self._shapes[0].dtype, PROBE_TOLERANCE[mx.bfloat16])
@@ -97,11 +97,11 @@ class Engine:
         mx.clear_cache()
 
     def _forward(self, rows: Sequence[Row]) -> Drawing | None:
-        logits = self._logits(rows)
+        logits = self.logits(rows)
         drawing = [row for row in rows if row.draws]
         return Drawing(logits, drawing) if drawing else None
 
-    def _logits(self, rows: Sequence[Row]) -> mx.array:
+    def logits(self, rows: Sequence[Row]) -> mx.array:
         """Logits ``[R, vocab]`` of the rows that draw; K and V of all go to the pool. One-token rows come first."""
         geometry = Geometry(rows, self._storage.block_size)
         ends: list[int] = []

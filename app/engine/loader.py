@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +15,17 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from huggingface_hub import snapshot_download
 from mlx.utils import tree_flatten, tree_map
 
+from app.engine import gguf
 from app.engine.storage import LayerShape
 from app.errors import StartError
 
 log = logging.getLogger("mlxcel.engine")
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_FILES = ["*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
 
 
 @contextmanager
@@ -76,6 +83,49 @@ def on_cpu() -> bool:
     return bool(mx.default_device().type == mx.cpu)
 
 
+def memory_bytes(weight_bytes: int) -> int:
+    """What weights, pool and activations may take together: on a GPU what Metal or CUDA recommends, else what the system
+    has left plus the ``weight_bytes`` that are loaded already."""
+    if not on_cpu():
+        info = mx.device_info()
+        return int(info.get("max_recommended_working_set_size") or info["memory_size"])
+    left = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    meminfo, cgroup = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+    if meminfo.exists() and (found := re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())):
+        left = int(found[1]) * 1024
+    if (cgroup / "memory.max").exists() and (limit := (cgroup / "memory.max").read_text().strip()).isdecimal():
+        left = min(left, int(limit) - int((cgroup / "memory.current").read_text()))
+    return left + weight_bytes
+
+
+def model_directory(model: str, cache_dir: Path, offline: bool) -> Path:
+    """Where the model named by MLXCEL_MODEL lies: itself, its import, or its copy from the hub.
+
+    Raises:
+        StartError: there is no such model, or it cannot be imported or fetched.
+    """
+    path = Path(model).expanduser()
+    if model == "embedded" or path.suffix == ".gguf":
+        file = gguf.embedded_gguf() if model == "embedded" else path
+        if not file.is_file():
+            raise StartError(f"MLXCEL_MODEL={model}: there is no such file")
+        target = gguf.imported_directory(file, cache_dir)
+        gguf.import_gguf(file, target, log.info)
+        return target
+    if path.is_dir():
+        return path
+    if not HUB_ID.fullmatch(model):
+        raise StartError(f"MLXCEL_MODEL={model}: there is no such folder, and it is no hub id (owner/name)")
+    try:
+        log.info("fetching %s from the hub", model)
+        return Path(snapshot_download(model, local_files_only=offline, allow_patterns=HUB_FILES))
+    except Exception as error:
+        where = "in the local hub cache (MLXCEL_OFFLINE is on)" if offline else "on the hub"
+        raise StartError(
+            f"MLXCEL_MODEL={model} is no folder here and was not found {where}: {_one_line(error)}"
+        ) from error
+
+
 def load(path: Path, weight_dtype: str) -> LoadedModel:
     """Load a model directory through mlx-lm; ``weight_dtype`` is auto, float32, float16 or bfloat16.
 
@@ -109,7 +159,7 @@ def load(path: Path, weight_dtype: str) -> LoadedModel:
         path=path,
         window=_window(text_config, tokenizer, path),
         vocab_size=_vocab_size(text_config, tokenizer),
-        layer_shapes=_layer_shapes(model, config),
+        layer_shapes=layer_shapes(model, config),
         end_tokens=frozenset(int(token) for token in tokenizer.eos_token_ids),
         generation_config=json.loads(generation.read_text()) if generation.is_file() else {},
     )
@@ -140,7 +190,7 @@ def _vocab_size(config: dict[str, Any], tokenizer: Any) -> int:
     return int(config.get("vocab_size") or len(tokenizer))
 
 
-def _layer_shapes(model: nn.Module, config: dict[str, Any]) -> tuple[LayerShape, ...]:
+def layer_shapes(model: nn.Module, config: dict[str, Any]) -> tuple[LayerShape, ...]:
     """Look at what each layer's cache is and, after one token, what it holds."""
     family = config.get("model_type", "unknown")
     caches = make_prompt_cache(model)

@@ -1,0 +1,82 @@
+"""Drives scheduler and engine tick by tick, without threads: what the parity tests have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import make_prompt_cache
+
+from app.engine.engine import Engine
+from app.kv.block_pool import BlockPool
+from app.kv.block_table import BlockTables
+from app.kv.prefix_cache import PrefixCache
+from app.request import Request, SamplingParams
+from app.scheduler.plan import Finished
+from app.scheduler.scheduler import Scheduler, SchedulerConfig
+
+GREEDY = SamplingParams(temperature=0.0)
+TIE = 1e-3
+
+
+def greedy_request(request_id: int, prompt: Sequence[int], max_tokens: int, **fields: Any) -> Request:
+    return Request(request_id, list(prompt), len(prompt), max_tokens, sampling=GREEDY, **fields)
+
+
+def build_scheduler(num_blocks: int, block_size: int, prefix_cache: bool = False, **config: Any) -> Scheduler:
+    pool = BlockPool(num_blocks)
+    cache = PrefixCache(pool, block_size, prefix_cache, min_tokens=1)
+    return Scheduler(replace(SchedulerConfig(), **config), BlockTables(pool, cache, block_size))
+
+
+def run(
+    engine: Engine,
+    scheduler: Scheduler,
+    arrivals: Mapping[int, Sequence[Request]],
+    leave: Callable[[int, Scheduler], None] = lambda tick, scheduler: None,
+) -> dict[int, list[int]]:
+    """Run ticks until everybody has ended; gives the output tokens by request id. ``leave`` may cancel between ticks."""
+    requests = {request.id: request for group in arrivals.values() for request in group}
+    ended: set[int] = set()
+    tick = 0
+    while not scheduler.is_idle or any(at >= tick for at in arrivals):
+        for request in arrivals.get(tick, ()):
+            scheduler.add(request)
+        leave(tick, scheduler)
+        plan = scheduler.plan(float(tick))
+        if plan.rows:
+            events = scheduler.apply(plan, engine.step(plan), float(tick))
+            ended |= {event.request_id for event in events if isinstance(event, Finished)}
+        scheduler.check()
+        tick += 1
+        assert tick < 5000, "no progress"
+    return {request_id: request.tokens[request.num_prompt :] for request_id, request in requests.items()}
+
+
+def plain_greedy(model: nn.Module, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], list[mx.array]]:
+    """mlx-lm's own forward, one prompt alone: the tokens, and the logits each was drawn from."""
+    cache = make_prompt_cache(model)
+    tokens: list[int] = []
+    logits: list[mx.array] = []
+    inputs = mx.array([list(prompt)])
+    for _ in range(num_tokens):
+        last = model(inputs, cache=cache)[0, -1].astype(mx.float32)
+        logits.append(last)
+        tokens.append(int(mx.argmax(last).item()))
+        inputs = mx.array([[tokens[-1]]])
+    return tokens, logits
+
+
+def assert_same_tokens(got: Sequence[int], want: Sequence[int], logits: Sequence[mx.array]) -> None:
+    """Equal, but that two tokens may stand for one another where the plain logits of both are within ``TIE``.
+
+    What follows a tie is another text, so it is not compared.
+    """
+    for position, (one, other) in enumerate(zip(got, want, strict=True)):
+        if one != other:
+            gap = (logits[position][other] - logits[position][one]).item()
+            assert gap <= TIE, f"token {position} is {one}, not {other}, and their logits are {gap} apart"
+            return
