@@ -38,7 +38,7 @@ def run(
     arrivals: Mapping[int, Sequence[Request]],
     leave: Callable[[int, Scheduler], None] = lambda tick, scheduler: None,
 ) -> dict[int, list[int]]:
-    """Run ticks until everybody has ended; gives the output tokens by request id. ``leave`` may cancel between ticks."""
+    """Run ticks until everybody has ended; gives the output by request id. ``leave`` may cancel between ticks."""
     requests = {request.id: request for group in arrivals.values() for request in group}
     ended: set[int] = set()
     tick = 0

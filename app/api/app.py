@@ -1,0 +1,70 @@
+"""The HTTP application as a value: give it a service, settings and counters, and it is complete."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
+
+from app.api import endpoints
+from app.api.completions import IGNORED_HEADER, chat_completions, completions
+from app.api.errors import respond
+from app.api.middleware import Access, ApiKeys
+from app.api.seam import Counting, HttpSettings, Serving, Wiring
+from app.errors import MlxcelError
+
+
+def create_app(service: Serving, settings: HttpSettings, metrics: Counting) -> Starlette:
+    """Build the application. Nothing is started, opened or shared: two applications may live side by side."""
+    app = Starlette(
+        routes=routes(),
+        middleware=_middleware(settings, metrics),
+        exception_handlers={MlxcelError: respond, HTTPException: respond},
+    )
+    # A redirect would be built from the client's Host header; a wrong slash is a 404 like any other wrong path.
+    app.router.redirect_slashes = False
+    app.state.wiring = Wiring(service, settings, metrics)
+    return app
+
+
+def routes() -> list[Route]:
+    """HEAD comes with every GET."""
+    return [
+        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/models", endpoints.list_models),
+        Route("/v1/models/", endpoints.list_models),
+        Route("/v1/models/{model_id:path}", endpoints.get_model),
+        Route("/health", endpoints.health),
+        Route("/v1/health", endpoints.health),
+        Route("/health/live", endpoints.live),
+        Route("/health/ready", endpoints.ready),
+        Route("/slots", endpoints.slots),
+        Route("/metrics", endpoints.metrics),
+        Route("/v1/cache/stats", endpoints.cache_stats),
+        Route("/v1/cache/reset", endpoints.cache_reset, methods=["POST"]),
+        Route("/props", endpoints.props),
+        Route("/tokenize", endpoints.tokenize, methods=["POST"]),
+        Route("/detokenize", endpoints.detokenize, methods=["POST"]),
+        Route("/apply-template", endpoints.apply_template, methods=["POST"]),
+    ]
+
+
+def _middleware(settings: HttpSettings, metrics: Counting) -> list[Middleware]:
+    """Outermost first: a refused key still gets a request id, a log line and, for a browser, CORS headers."""
+    stack = [Middleware(Access, metrics=metrics)]
+    if settings.allowed_origins:
+        stack.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=settings.allowed_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", IGNORED_HEADER],
+            )
+        )
+    if settings.api_keys:
+        stack.append(Middleware(ApiKeys, keys=settings.api_keys))
+    return stack

@@ -1,0 +1,71 @@
+"""The two routes that generate text."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.answers import Answer, ChatForm, Form, TextForm
+from app.api.delivery import Delivery, send_stream, send_whole
+from app.api.fields import Limits
+from app.api.parse import parse, read_object, unknown_fields
+from app.api.protocol import ChatBody, CompletionBody, Generation
+from app.api.seam import Wiring
+from app.errors import InvalidRequest, ModelNotFound
+from app.service import Completion, ModelCard
+
+G = TypeVar("G", bound=Generation)
+
+IGNORED_HEADER = "x-mlxcel-ignored-fields"
+
+
+async def chat_completions(request: Request) -> Response:
+    wiring: Wiring = request.app.state.wiring
+    body, headers = await _read(request, wiring, ChatBody)
+    card = wiring.service.card
+    ask = body.ask(card.default_sampling, Limits(card.vocab_size))
+    answer = _answer(card, ChatForm(ask.sampling.num_logprobs is not None))
+    completion = await wiring.service.chat(body.messages, ask, body.template)
+    return _delivery(completion, answer, body, body.n, headers)
+
+
+async def completions(request: Request) -> Response:
+    wiring: Wiring = request.app.state.wiring
+    body, headers = await _read(request, wiring, CompletionBody)
+    card = wiring.service.card
+    ask = body.ask(card.default_sampling, Limits(card.vocab_size))
+    answer = _answer(card, TextForm(ask.sampling.num_logprobs is not None))
+    completion = await wiring.service.complete(body.prompt, ask)
+    return _delivery(completion, answer, body, body.n * len(body.prompt), headers)
+
+
+def check_model(card: ModelCard, name: str | None) -> None:
+    """Raises ModelNotFound for a name that is neither absent nor accepted."""
+    if name is not None and name not in card.ids and "*" not in card.ids:
+        raise ModelNotFound(name)
+
+
+async def _read(request: Request, wiring: Wiring, kind: type[G]) -> tuple[G, dict[str, str]]:
+    value = await read_object(request, wiring.settings.max_body_bytes)
+    unknown = unknown_fields(kind, value)
+    if unknown and wiring.settings.strict_fields:
+        raise InvalidRequest(f"{unknown[0]}: unknown field", unknown[0])
+    body = parse(kind, value)
+    check_model(wiring.service.card, body.model)
+    return body, {IGNORED_HEADER: ",".join(unknown)} if unknown else {}
+
+
+def _answer(card: ModelCard, form: Form) -> Answer:
+    return Answer(form, card.ids[0], str(card.props.get("build_info", "mlxcel")))
+
+
+def _delivery(
+    completion: Completion, answer: Answer, body: Generation, num_choices: int, headers: dict[str, str]
+) -> Delivery:
+    """From here on the completion has an owner: nothing may come between its birth and this."""
+    if body.stream:
+        return Delivery(completion, partial(send_stream, completion, answer, headers, num_choices, body.wants_usage))
+    return Delivery(completion, partial(send_whole, completion, answer, headers))

@@ -1,0 +1,103 @@
+"""Bring one completion to one client, and cancel it in the moment that the client is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.api import sse
+from app.api.answers import Answer, timings_json, usage_json
+from app.api.errors import refusal
+from app.service import Completion, Delta
+
+ADMISSION_WAIT_S = 10.0
+
+
+class Delivery(Response):
+    """A response that owns its completion: however it ends, the completion is closed.
+
+    The client is watched from the first moment on, so that one who leaves while queued gives the place back.
+    """
+
+    def __init__(self, completion: Completion, deliver: Callable[[Send], Awaitable[None]]) -> None:
+        super().__init__()
+        self.completion = completion
+        self.deliver = deliver
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises the completion's refusal while nothing has been sent; later failures go into the stream."""
+        gone = asyncio.ensure_future(_until_disconnect(receive))
+        work = asyncio.ensure_future(self.deliver(send))
+        try:
+            await asyncio.wait({gone, work}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            self.completion.close()
+            gone.cancel()
+            work.cancel()
+            await asyncio.gather(gone, work, return_exceptions=True)
+
+
+async def send_whole(completion: Completion, answer: Answer, headers: dict[str, str], send: Send) -> None:
+    """Send everything at once, when all choices are finished."""
+    deltas: dict[int, list[Delta]] = {}
+    async for delta in completion:
+        deltas.setdefault(delta.index, []).append(delta)
+    body = orjson.dumps(answer.whole(deltas, completion.usage, completion.timings))
+    await _start(send, {**headers, "content-type": "application/json", "content-length": str(len(body))})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_stream(
+    completion: Completion, answer: Answer, headers: dict[str, str], num_choices: int, with_usage: bool, send: Send
+) -> None:
+    """Send server-sent events. Headers wait for admission, for a while: until then a refusal is a real status."""
+    await completion.admitted(ADMISSION_WAIT_S)
+    source = _events(completion, answer, num_choices, with_usage)
+    try:
+        await _start(send, {**headers, **sse.HEADERS})
+        async with aclosing(sse.with_pings(source, sse.PING_INTERVAL_S)) as events:
+            async for event in events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    except OSError:
+        return  # how newer ASGI servers say that the client has left
+
+
+async def _events(
+    completion: Completion, answer: Answer, num_choices: int, with_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    usage_field = {"usage": None} if with_usage else {}
+    open_choices = num_choices
+    last: dict[str, object] = {}
+    try:
+        async for delta in completion:
+            open_choices -= delta.finish_reason is not None
+            chunks = [answer.chunk([piece], **usage_field) for piece in answer.form.pieces(delta)]
+            if open_choices == 0 and chunks:
+                last = chunks.pop()  # waits for the timings, which are complete after the last delta
+            for chunk in chunks:
+                yield sse.event(chunk)
+    except Exception as exc:
+        yield sse.event(refusal(exc).body)
+        return
+    yield sse.event({**last, "timings": timings_json(completion.usage, completion.timings)})
+    if with_usage:
+        yield sse.event(answer.chunk([], usage=usage_json(completion.usage)))
+    yield sse.DONE
+
+
+async def _start(send: Send, headers: dict[str, str]) -> None:
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": 200, "headers": raw})
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,80 @@
+"""Every failure as HTTP tells it: one status, one body, for plain answers and for errors inside a stream alike."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app import errors
+
+log = logging.getLogger("mlxcel.api")
+
+STATUS_AND_TYPE: dict[type[errors.MlxcelError], tuple[int, str]] = {
+    errors.InvalidRequest: (400, "invalid_request_error"),
+    errors.ModelNotFound: (404, "invalid_request_error"),
+    errors.Unauthorized: (401, "authentication_error"),
+    errors.FeatureOff: (501, "not_supported_error"),
+    errors.Overloaded: (503, "overloaded"),
+    errors.Unavailable: (503, "unavailable_error"),
+    errors.BackendError: (500, "server_error"),
+}
+
+HTTP_TEXTS = {
+    404: "There is no such route.",
+    405: "This route does not take that method.",
+    413: "The request body is larger than this server accepts.",
+    415: "The request body must be JSON, with content-type application/json.",
+}
+
+RETRY_AFTER_S = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A failure ready to be sent: ``body`` is the whole JSON object, ``{"error": {...}}``."""
+
+    status: int
+    body: dict[str, Any]
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def response(self) -> Response:
+        return Response(orjson.dumps(self.body), self.status, self.headers, "application/json")
+
+
+def refusal(exc: Exception) -> Refusal:
+    """Translate any exception. One that is not of our tree is logged with its traceback, told as a bare 500."""
+    if isinstance(exc, HTTPException):
+        text = HTTP_TEXTS.get(exc.status_code, exc.detail)
+        headers = dict(exc.headers or {})
+        return Refusal(exc.status_code, _envelope(text, "invalid_request_error"), headers)
+    known = next((kind for kind in type(exc).__mro__ if kind in STATUS_AND_TYPE), None)
+    if known is None:
+        log.error("unexpected failure", exc_info=exc)
+        return Refusal(500, _envelope("internal error", "server_error"))
+    status, kind = STATUS_AND_TYPE[known]
+    match exc:
+        case errors.Overloaded():
+            # Load balancers and clients match on this body: it has these two members and no other.
+            body: dict[str, Any] = {"error": {"message": str(exc), "type": kind}}
+        case errors.Unauthorized():
+            body = {"error": {"message": str(exc), "type": kind, "code": status}}
+        case errors.InvalidRequest():
+            body = _envelope(str(exc), kind, exc.param, exc.code)
+        case _:
+            body = _envelope(str(exc), kind)
+    return Refusal(status, body, {"retry-after": str(RETRY_AFTER_S)} if status == 503 else {})
+
+
+def respond(request: Request, exc: Exception) -> Response:
+    """The application's exception entry, for our own tree and for starlette's HTTPException."""
+    return refusal(exc).response()
+
+
+def _envelope(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -1,0 +1,145 @@
+"""Single fields: what is refused, what has no effect, and the checks that are more than a type and a range."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.errors import InvalidRequest
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+
+# Accepted without effect: they steer a hosted service (billing, storage, routing, abuse handling), not an answer.
+INERT = frozenset(
+    {
+        "user",
+        "metadata",
+        "service_tier",
+        "reasoning_effort",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "parallel_tool_calls",
+    }
+)
+
+# Fields of the public API that this server does not honour, with the values that ask for nothing. Others are refused.
+NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
+    "chat": {
+        "store": (False,),
+        "response_format": ({"type": "text"},),
+        "tool_choice": ("none", "auto"),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "web_search_options": (),
+        "verbosity": ("medium",),
+    },
+    "completion": {
+        "echo": (False,),
+        "suffix": ("",),
+        "response_format": ({"type": "text"},),
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the loaded model allows. Token ids run from 0 to ``vocab_size`` - 1."""
+
+    vocab_size: int
+
+    def bias(self, given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+        """Turn the string ids of a ``logit_bias`` into numbers.
+
+        Raises:
+            InvalidRequest: a key is no token id; the text names it.
+        """
+        return tuple((self._bias_id(key), value) for key, value in given.items())
+
+    def check_ids(self, ids: list[int], param: str) -> None:
+        """Raises InvalidRequest for the first id outside the vocabulary."""
+        for token in ids:
+            if not 0 <= token < self.vocab_size:
+                raise InvalidRequest(f"{param}: token id {token} is not in the vocabulary of {self.vocab_size}", param)
+
+    def _bias_id(self, key: str) -> int:
+        if key.isascii() and key.isdigit() and len(key) <= 20 and int(key) < self.vocab_size:
+            return int(key)
+        shown = key[:32]
+        raise InvalidRequest(f"logit_bias: {shown!r} is not a token id below {self.vocab_size}", "logit_bias")
+
+
+def check_messages(value: Any) -> list[dict[str, Any]]:
+    """Check a conversation and drop its null members; content that may be null becomes the empty string.
+
+    Raises:
+        InvalidRequest: naming the place, as in ``messages[2].content``.
+    """
+    if not isinstance(value, list):
+        raise InvalidRequest("messages: must be a list", "messages")
+    if not value:
+        raise InvalidRequest("messages: must not be empty", "messages")
+    return [_message(item, f"messages[{index}]") for index, item in enumerate(value)]
+
+
+def check_prompts(value: Any) -> list[str | list[int]]:
+    """A prompt is text or token ids; a list of either is a list of prompts. The result always is such a list.
+
+    Raises:
+        InvalidRequest: neither shape, or an empty list.
+    """
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if all(isinstance(item, str) for item in value):
+            return list(value)
+        if _are_ids(value):
+            return [value]
+        if all(isinstance(item, list) and item and _are_ids(item) for item in value):
+            return list(value)
+    raise InvalidRequest("prompt: must be a string, a list of strings, token ids, or a list of lists of them", "prompt")
+
+
+def _are_ids(items: list[Any]) -> bool:
+    return all(type(item) is int for item in items)
+
+
+def _message(item: Any, where: str) -> dict[str, Any]:
+    if not isinstance(item, dict):
+        raise InvalidRequest(f"{where}: must be an object", where)
+    message = {name: value for name, value in item.items() if value is not None}
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise InvalidRequest(f"{where}.role: must be one of {', '.join(sorted(ROLES))}", f"{where}.role")
+    for name in ("name", "tool_call_id"):
+        if not isinstance(message.get(name, ""), str):
+            raise InvalidRequest(f"{where}.{name}: must be a string", f"{where}.{name}")
+    calls = message.get("tool_calls", [])
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise InvalidRequest(f"{where}.tool_calls: must be a list of objects", f"{where}.tool_calls")
+    if "content" not in message:
+        if role != "assistant" or not (calls or "function_call" in message):
+            raise InvalidRequest(f"{where}.content: is required", f"{where}.content")
+        # A template that joins strings would fail on None, or spell it out in the prompt.
+        return {**message, "content": ""}
+    _check_content(message["content"], f"{where}.content")
+    return message
+
+
+def _check_content(content: Any, where: str) -> None:
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{where}: must be a string or a list of parts", where)
+    for index, part in enumerate(content):
+        at = f"{where}[{index}]"
+        if not isinstance(part, dict):
+            raise InvalidRequest(f"{at}: must be an object", at)
+        if part.get("type") != "text":
+            raise InvalidRequest(f"{at}.type: only text parts are supported", f"{at}.type")
+        if not isinstance(part.get("text"), str):
+            raise InvalidRequest(f"{at}.text: must be a string", f"{at}.text")

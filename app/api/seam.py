@@ -1,0 +1,81 @@
+"""What HTTP asks of the rest of the program: the service, the settings and the counters, as narrow as it uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from app.scheduler.snapshot import Snapshot
+from app.service import Ask, Completion, ModelCard
+
+
+class Serving(Protocol):
+    """The service as the routes see it. While the model is being loaded, what needs it raises Unavailable."""
+
+    @property
+    def status(self) -> str:
+        """One of "ready", "loading", "draining", "dead"."""
+        ...
+
+    @property
+    def tick_timeout_s(self) -> float: ...
+    @property
+    def bytes_per_block(self) -> int: ...
+    @property
+    def card(self) -> ModelCard:
+        """The model that is served."""
+        ...
+
+    def snapshot(self) -> Snapshot: ...
+    def tick_age_s(self) -> float:
+        """Seconds that the running tick has taken so far; 0 while idle."""
+        ...
+
+    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]: ...
+    def detokenize(self, ids: Sequence[int]) -> str: ...
+    def token_bytes(self, token_id: int) -> bytes: ...
+    def render(self, messages: Sequence[dict[str, Any]], template: dict[str, Any]) -> str:
+        """Raises InvalidRequest where the chat template refuses the messages."""
+        ...
+
+    async def chat(self, messages: Sequence[dict[str, Any]], ask: Ask, template: dict[str, Any]) -> Completion: ...
+    async def complete(self, prompts: Sequence[str | Sequence[int]], ask: Ask) -> Completion: ...
+    async def reset_cache(self) -> None:
+        """Forget every cached prefix that no request holds."""
+        ...
+
+
+class HttpSettings(Protocol):
+    """The settings that only HTTP reads. ``slots`` and ``metrics`` turn those routes on."""
+
+    @property
+    def api_keys(self) -> tuple[str, ...]: ...
+    @property
+    def allowed_origins(self) -> tuple[str, ...]: ...
+    @property
+    def max_body_bytes(self) -> int: ...
+    @property
+    def strict_fields(self) -> bool: ...
+    @property
+    def slots(self) -> bool: ...
+    @property
+    def metrics(self) -> bool: ...
+
+
+class Counting(Protocol):
+    """The counters that HTTP feeds and shows."""
+
+    def count_response(self, status: int) -> None: ...
+    def render(self) -> bytes:
+        """The exposition text that a scrape reads."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """What every endpoint finds as ``request.app.state.wiring``."""
+
+    service: Serving
+    settings: HttpSettings
+    metrics: Counting

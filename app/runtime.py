@@ -1,0 +1,158 @@
+"""The wiring: settings in, a worker with its engine, a service and an HTTP application out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+
+from app.api.app import create_app
+from app.errors import StartError
+from app.kv.block_pool import BlockPool
+from app.kv.block_table import BlockTables
+from app.kv.prefix_cache import PrefixCache
+from app.kv.sizing import size_pool
+from app.metrics import Metrics
+from app.request import SamplingParams
+from app.scheduler.scheduler import Scheduler, SchedulerConfig
+from app.service import ModelCard, Service
+from app.settings import Settings
+from app.text.chat import ChatText
+from app.text.detokenizer import Vocabulary
+from app.worker import Worker
+
+if TYPE_CHECKING:
+    from app.engine.engine import Engine
+    from app.engine.loader import LoadedModel
+
+log = logging.getLogger("mlxcel.runtime")
+
+VERSION = metadata.version("mlxcel")
+STOP_S = 1.0
+# The fields of generation_config.json that stand in for what a request leaves out.
+GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class Runtime:
+    """Everything that serves one model, built inside a running event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._worker = Worker(
+            self._load,
+            settings.n_parallel + settings.max_queue_depth,
+            settings.tick_timeout,
+            lambda kind, seconds: self.metrics.observe_tick(kind, seconds),
+        )
+        self.service = Service(self._worker, lambda *times: self.metrics.observe_request(*times))
+        self.metrics = Metrics(self.service, VERSION)
+        self.app: Starlette = create_app(self.service, settings, self.metrics)
+        self.failed = self._worker.failed
+
+    async def start(self) -> None:
+        """Load the model; return when requests are served.
+
+        Raises:
+            StartError: the model or the settings do not allow it.
+        """
+        await self._worker.start()
+
+    async def drain(self, timeout_s: float) -> None:
+        await self._worker.drain(timeout_s)
+
+    async def stop(self) -> None:
+        await self._worker.stop(STOP_S)
+
+    def _load(self) -> tuple[Engine, Scheduler]:
+        """Runs on the engine thread, which alone may import MLX: the BLAS has to be there before it."""
+        from app.engine import blas
+
+        settings = self._settings
+        report = blas.preload(settings.blas, str(settings.blas_threads or "auto"))
+        if report.warning:
+            log.warning("%s", report.warning)
+        elif report.path:
+            log.info("BLAS: %s, %d threads, %s", report.path, report.threads, report.version)
+        from app.engine import loader
+        from app.engine.engine import Engine
+
+        loader.set_device(settings.device)
+        path = loader.model_directory(settings.model, settings.cache_dir, settings.offline)
+        log.info("loading %s", path)
+        began_s = time.monotonic()
+        loaded = loader.load(path, settings.weight_dtype)
+        log.info("%.1f MiB of weights loaded in %.1f s", loaded.weight_bytes / 2**20, time.monotonic() - began_s)
+        n_ctx = _window(settings, loaded)
+        block_size = settings.kv_block_size or (64 if loader.on_cpu() else 32)
+        size = size_pool(
+            settings.kv_cache_budget,
+            bytes_per_token=loaded.kv_bytes_per_token,
+            block_size=block_size,
+            num_slots=settings.n_parallel,
+            window_tokens=n_ctx,
+            available_bytes=loader.memory_bytes(loaded.weight_bytes),
+            weight_bytes=loaded.weight_bytes,
+        )
+        log.info("%s", size.explain)
+        engine = Engine(loaded, size.num_blocks, block_size)
+        log.info("Model %s decode path: native batched forward", loaded.path.name)
+        self._open(loaded, n_ctx, size.num_blocks * block_size, loaded.kv_bytes_per_token * block_size)
+        return engine, self._scheduler(size.num_blocks, block_size)
+
+    def _scheduler(self, num_blocks: int, block_size: int) -> Scheduler:
+        settings = self._settings
+        pool = BlockPool(num_blocks)
+        cache = PrefixCache(pool, block_size, settings.prompt_cache, settings.prompt_cache_min_prefix)
+        config = SchedulerConfig(
+            num_slots=settings.n_parallel,
+            max_batch_size=settings.batch_rows,
+            prefill_chunk=settings.prefill_chunk,
+            max_batch_prefill=settings.max_batch_prefill,
+            max_batch_prefill_tokens=settings.max_batch_prefill_tokens,
+            watermark=settings.kv_admission_watermark,
+            enable_preemption=settings.enable_preemption,
+            preemption_policy=settings.preemption_policy,
+        )
+        return Scheduler(config, BlockTables(pool, cache, block_size))
+
+    def _open(self, loaded: LoadedModel, n_ctx: int, most_tokens: int, bytes_per_block: int) -> None:
+        card = ModelCard(
+            ids=self._settings.model_alias or (_name(self._settings, loaded.path),),
+            path=str(loaded.path),
+            created=int(time.time()),
+            n_ctx=n_ctx,
+            most_tokens=most_tokens,
+            vocab_size=loaded.vocab_size,
+            bytes_per_block=bytes_per_block,
+            end_tokens=loaded.end_tokens,
+            default_sampling=_default_sampling(loaded.generation_config),
+            chat_template=str(loaded.tokenizer.chat_template or ""),
+            props={"build_info": f"mlxcel-{VERSION}", "model_family": loaded.config.get("model_type")},
+        )
+        text = ChatText(loaded.tokenizer, loaded.end_tokens)
+        self.service.open(card, text, Vocabulary(loaded.tokenizer))
+
+
+def _window(settings: Settings, loaded: LoadedModel) -> int:
+    asked = settings.ctx_per_slot
+    if asked is not None and asked > loaded.window:
+        raise StartError(
+            f"MLXCEL_CTX_SIZE={settings.ctx_size} means {asked} tokens a slot, above the model's window of"
+            f" {loaded.window}"
+        )
+    return asked or loaded.window
+
+
+def _name(settings: Settings, path: Path) -> str:
+    return "smollm2-135m-instruct" if settings.model == "embedded" else path.name
+
+
+def _default_sampling(generation: dict[str, Any]) -> SamplingParams:
+    """What absent fields mean: the model's own generation_config, else OpenAI's temperature of 1."""
+    if generation.get("do_sample") is False:
+        return SamplingParams(temperature=0.0)
+    return SamplingParams(**{name: generation[name] for name in GENERATION_FIELDS if generation.get(name) is not None})

@@ -1,0 +1,287 @@
+"""The thread that owns MLX: it loads, and then runs drain, plan, run, apply, publish until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from app.errors import BackendError, EngineFault, InvalidRequest, MlxcelError, Overloaded, Unavailable
+from app.request import FinishReason, Request
+from app.scheduler.plan import Event, Finished, Plan, Result
+from app.scheduler.scheduler import Scheduler
+from app.scheduler.snapshot import Snapshot
+
+log = logging.getLogger("mlxcel.worker")
+
+Status = Literal["loading", "ready", "draining", "dead"]
+Kind = Literal["decode", "prefill", "mixed"]
+WATCH_INTERVAL_S = 0.5
+
+
+class Engine(Protocol):
+    """What the worker needs of an engine. Everything is called on the worker's thread."""
+
+    def step(self, plan: Plan) -> Result:
+        """Compute a plan to its end. Raises EngineFault when all that the pool held is lost."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The last news of a request that gets no (further) answer."""
+
+    request_id: int
+    error: MlxcelError
+
+
+News = Event | Refused
+Sink = Callable[[News], None]
+# Something to do to the scheduler between two ticks, and the news that it makes.
+Errand = Callable[[Scheduler], Iterable[News]]
+
+
+class Worker:
+    """Runs one engine under one scheduler on a thread of its own.
+
+    All methods belong to the event loop. They leave errands in an inbox that the thread empties between ticks; news
+    comes back through the sinks, on the loop, one hop a tick.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], tuple[Engine, Scheduler]],
+        capacity: int,
+        tick_timeout_s: float,
+        observe_tick: Callable[[Kind, float], None],
+    ) -> None:
+        """``load`` runs on the thread and may raise StartError. ``capacity`` is how many requests may be in flight."""
+        self._load = load
+        self._capacity = capacity
+        self.tick_timeout_s = tick_timeout_s
+        self._observe_tick = observe_tick
+        self._inbox: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
+        self._sinks: dict[int, Sink] = {}
+        self._tick_began_s: float | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._loop = asyncio.get_running_loop()
+        self._loaded: asyncio.Future[None] = self._loop.create_future()
+        self._emptied = asyncio.Event()
+        self.failed = asyncio.Event()
+        self.status: Status = "loading"
+        self.snapshot = Snapshot()
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._sinks)
+
+    def tick_age_s(self) -> float:
+        """How long the running tick has been running; 0 while idle."""
+        began_s = self._tick_began_s
+        return 0.0 if began_s is None else time.monotonic() - began_s
+
+    async def start(self) -> None:
+        """Load, and return when requests can be served.
+
+        Raises:
+            StartError: as ``load``.
+        """
+        self._thread.start()
+        await self._loaded
+        self.status = "ready"
+        self._watcher = self._loop.create_task(self._watch())
+
+    def submit(self, requests: Sequence[Request], sink: Sink) -> None:
+        """Take requests that belong together: all of them or none.
+
+        Raises:
+            InvalidRequest: they are more than this server could ever hold.
+            Overloaded: they do not fit beside those in flight.
+            Unavailable: loading or draining.
+            BackendError: the engine is dead.
+        """
+        if self.status == "dead":
+            raise BackendError
+        if self.status != "ready":
+            raise Unavailable("Loading model" if self.status == "loading" else "Draining")
+        if len(requests) > self._capacity:
+            raise InvalidRequest(
+                f"{len(requests)} choices are asked for at once, and this server holds {self._capacity} requests"
+            )
+        if len(self._sinks) + len(requests) > self._capacity:
+            raise Overloaded
+        self._sinks.update((request.id, sink) for request in requests)
+        self._inbox.put(lambda scheduler: _add(scheduler, requests))
+
+    def cancel(self, request_ids: Iterable[int]) -> None:
+        """End requests nobody waits for any more. No news of them follows."""
+        ids = [request_id for request_id in request_ids if self._forget(request_id)]
+        if ids:
+            self._inbox.put(lambda scheduler: _cancel(scheduler, ids))
+
+    def finish(self, request_id: int, num_output: int) -> None:
+        """End a request whose answer was complete after ``num_output`` tokens: a stop string was found in its text."""
+        if self._forget(request_id):
+            self._inbox.put(lambda s: s.finish(request_id, FinishReason.STOP, num_output, time.monotonic()))
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix; return when that is done."""
+        done = self._loop.create_future()
+
+        def reset(scheduler: Scheduler) -> Iterable[News]:
+            scheduler.reset_prefix_cache()
+            self._call(lambda: None if done.done() else done.set_result(None))
+            return ()
+
+        self._inbox.put(reset)
+        await done
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new and queued work, let running requests end, and refuse what still runs after ``timeout_s``."""
+        self.status = "draining"
+        self._inbox.put(_refuse_waiting)
+        self._emptied.clear()
+        if self._sinks:
+            try:
+                await asyncio.wait_for(self._emptied.wait(), timeout_s)
+            except TimeoutError:
+                self._refuse_all(Unavailable("Draining"))
+
+    async def stop(self, timeout_s: float) -> None:
+        """Refuse whatever is left and end the thread, freeing the engine. A tick that outlasts ``timeout_s`` is left
+        behind: the thread does not keep the process alive."""
+        if self.status != "dead":
+            self.status = "draining"
+        self._refuse_all(Unavailable("Shutting down"))
+        self._inbox.put(None)
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join, timeout_s)
+
+    # ---- on the loop, called from the thread ----
+
+    def _deliver(self, news: Sequence[News]) -> None:
+        for item in news:
+            sink = self._sinks.get(item.request_id)
+            if sink is None:
+                continue
+            if isinstance(item, Finished | Refused):
+                self._forget(item.request_id)
+            sink(item)
+
+    def _forget(self, request_id: int) -> bool:
+        known = self._sinks.pop(request_id, None) is not None
+        if not self._sinks:
+            self._emptied.set()
+        return known
+
+    def _refuse_all(self, error: MlxcelError) -> None:
+        ids = list(self._sinks)
+        if ids:
+            self._inbox.put(lambda scheduler: _cancel(scheduler, ids))
+        self._deliver([Refused(request_id, error) for request_id in ids])
+
+    def _die(self) -> None:
+        self.status = "dead"
+        self.failed.set()
+        self._refuse_all(BackendError())
+
+    async def _watch(self) -> None:
+        while not self.failed.is_set():
+            if self.tick_age_s() > self.tick_timeout_s:
+                log.critical("the running tick has taken %.0f s, over MLXCEL_TICK_TIMEOUT", self.tick_age_s())
+                self._die()
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
+    # ---- on the thread ----
+
+    def _run(self) -> None:
+        try:
+            engine, scheduler = self._load()
+        except BaseException as error:
+            self._call(self._loaded.set_exception, error)
+            return
+        self.snapshot = scheduler.snapshot()
+        self._call(self._loaded.set_result, None)
+        try:
+            while self._errands(scheduler):
+                self._tick(engine, scheduler)
+        except BaseException:
+            log.exception("the engine loop has ended")
+            self._call(self._die)
+        finally:
+            engine.close()
+
+    def _errands(self, scheduler: Scheduler) -> bool:
+        """Empty the inbox, and wait while there is nothing else to do. False when told to stop."""
+        while True:
+            if scheduler.is_idle:
+                self._tick_began_s = None
+            try:
+                errand = self._inbox.get(block=scheduler.is_idle)
+            except queue.Empty:
+                return True
+            if errand is None:
+                return False
+            self._publish(scheduler, list(errand(scheduler)))
+
+    def _tick(self, engine: Engine, scheduler: Scheduler) -> None:
+        began_s = self._tick_began_s = time.monotonic()
+        plan = scheduler.plan(began_s)
+        if not plan.rows:
+            return
+        try:
+            result = engine.step(plan)
+        except EngineFault as fault:
+            log.error("a step of %d rows failed, and the block pool with it: %s", len(plan.rows), fault)
+            news = scheduler.lose_pool(plan, time.monotonic())
+        else:
+            for request_id, why in result.failures.items():
+                log.error("request %d failed in the engine: %s", request_id, why)
+            news = scheduler.apply(plan, result, time.monotonic())
+        self._observe_tick(_kind(plan), time.monotonic() - began_s)
+        self._publish(scheduler, news)
+
+    def _publish(self, scheduler: Scheduler, news: Sequence[News]) -> None:
+        self.snapshot = scheduler.snapshot()
+        if news:
+            self._call(self._deliver, news)
+
+    def _call(self, function: Callable[..., object], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            log.debug("the event loop has closed")
+
+
+def _add(scheduler: Scheduler, requests: Sequence[Request]) -> Iterable[News]:
+    refused: list[News] = []
+    for request in requests:
+        try:
+            scheduler.add(request)
+        except InvalidRequest as error:
+            refused.append(Refused(request.id, error))
+    return refused
+
+
+def _cancel(scheduler: Scheduler, request_ids: Iterable[int]) -> Iterable[News]:
+    now = time.monotonic()
+    return [event for request_id in request_ids for event in scheduler.cancel(request_id, now)]
+
+
+def _refuse_waiting(scheduler: Scheduler) -> Iterable[News]:
+    waiting = scheduler.waiting_ids()
+    _cancel(scheduler, waiting)
+    return [Refused(request_id, Unavailable("Draining")) for request_id in waiting]
+
+
+def _kind(plan: Plan) -> Kind:
+    singles = any(row.num_new == 1 for row in plan.rows)
+    chunks = any(row.num_new > 1 for row in plan.rows)
+    return "mixed" if singles and chunks else "decode" if singles else "prefill"

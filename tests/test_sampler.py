@@ -1,0 +1,172 @@
+"""Draws against what they promise: each stage's set of tokens, the distribution, and independence from neighbours."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from app.engine import sampler
+from app.engine.sampler import Drawing, uniform
+from app.request import SamplingParams
+from app.scheduler.plan import Draw, Row
+
+VOCABULARY = 1000
+
+
+def draw(
+    logits: mx.array, params: Sequence[SamplingParams], tokens: Sequence[int] = (0,), num_prompt: int = 1
+) -> list[Draw]:
+    rows = [Row(i, tokens, len(tokens) - 1, 1, (0,), True, num_prompt, sampling) for i, sampling in enumerate(params)]
+    drawing = Drawing(logits, rows)
+    mx.eval(drawing.arrays())
+    return drawing.read()
+
+
+def one_row(params: SamplingParams, logits: Sequence[float], **history: object) -> Draw:
+    return draw(mx.array([logits]), [params], **history)[0]  # type: ignore[arg-type]
+
+
+def frequencies(params: SamplingParams, logits: mx.array, num_draws: int) -> Counter[int]:
+    from dataclasses import replace
+
+    crowd = [replace(params, seed=seed) for seed in range(num_draws)]
+    return Counter(d.token for d in draw(mx.broadcast_to(logits, (num_draws, logits.size)), crowd))
+
+
+def test_noise_is_uniform_and_keyed_by_seed_and_position() -> None:
+    values = np.array([uniform(seed, position) for seed in range(200) for position in range(200)])
+    assert values.min() >= 0
+    assert values.max() < 1
+    counts, _ = np.histogram(values, bins=20, range=(0, 1))
+    assert abs(counts - 2000).max() < 5 * math.sqrt(2000)
+    assert len({uniform(1, 2), uniform(2, 1), uniform(1, 3), uniform(3, 2)}) == 4
+    assert uniform(-5, 7) == uniform(-5, 7)
+    assert uniform(2**64 + 3, 1) == uniform(3, 1)
+
+
+def test_greedy_takes_the_largest() -> None:
+    assert one_row(SamplingParams(temperature=0.0), [0.1, 5.0, 3.0]).token == 1
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_plain_sampling_has_the_softmax_distribution(temperature: float) -> None:
+    logits = mx.array([2.0, 1.0, 0.0, -1.0, -30.0])
+    want = np.array(mx.softmax(logits / temperature))
+    got = frequencies(SamplingParams(temperature=temperature), logits, 4000)
+    for token, probability in enumerate(want):
+        assert abs(got[token] - 4000 * probability) < 4.5 * math.sqrt(4000 * probability + 1)
+    assert got[4] == 0
+
+
+def test_top_k_keeps_k() -> None:
+    logits = mx.random.normal((VOCABULARY,), key=mx.random.key(1))
+    best = set(mx.argsort(-logits)[:7].tolist())
+    assert set(frequencies(SamplingParams(top_k=7), logits, 800)) == best
+
+
+def test_top_k_beyond_the_vocabulary_keeps_everything() -> None:
+    logits = mx.zeros(5)
+    assert set(frequencies(SamplingParams(top_k=999), logits, 200)) == set(range(5))
+
+
+def test_top_p_keeps_the_smallest_nucleus() -> None:
+    logits = mx.log(mx.array([0.05, 0.4, 0.3, 0.2, 0.05]))
+    got = frequencies(SamplingParams(top_p=0.6), logits, 1000)
+    assert set(got) == {1, 2}
+    assert abs(got[1] - 1000 * 4 / 7) < 4.5 * math.sqrt(1000)
+    assert set(frequencies(SamplingParams(top_p=1e-6), logits, 50)) == {1}
+
+
+def test_a_nucleus_wider_than_the_first_look_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = mx.random.normal((VOCABULARY,), key=mx.random.key(2)) * 0.3
+    narrow = frequencies(SamplingParams(top_p=0.9), logits, 300)
+    assert len(narrow) > 100
+    monkeypatch.setattr(sampler, "TOP_WIDTH", VOCABULARY)
+    assert frequencies(SamplingParams(top_p=0.9), logits, 300) == narrow
+    monkeypatch.setattr(sampler, "TOP_WIDTH", 3)
+    assert frequencies(SamplingParams(top_p=0.9), logits, 300) == narrow
+
+
+def test_top_p_counts_within_top_k() -> None:
+    logits = mx.log(mx.array([0.4, 0.3, 0.2, 0.1]))
+    # Of the two that top_k leaves, the first has 4/7 of the mass: enough for 0.5.
+    assert set(frequencies(SamplingParams(top_k=2, top_p=0.5), logits, 200)) == {0}
+
+
+def test_min_p_is_a_share_of_the_likeliest() -> None:
+    logits = mx.log(mx.array([0.5, 0.3, 0.15, 0.05]))
+    assert set(frequencies(SamplingParams(min_p=0.25), logits, 500)) == {0, 1, 2}
+    wide = mx.zeros(VOCABULARY)
+    assert len(frequencies(SamplingParams(min_p=0.5), wide, 900)) > sampler.TOP_WIDTH
+
+
+def test_a_row_draws_the_same_alone_and_in_a_crowd() -> None:
+    logits = mx.random.normal((8, VOCABULARY), key=mx.random.key(3)) * 2
+    params = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(seed=1),
+        SamplingParams(seed=2, top_p=0.8),
+        SamplingParams(seed=3, top_k=5, num_logprobs=3),
+        SamplingParams(seed=4, min_p=0.1, temperature=0.7),
+        SamplingParams(seed=5, logit_bias=((3, 4.0),)),
+        SamplingParams(seed=6, repetition_penalty=1.3, presence_penalty=0.5),
+        SamplingParams(temperature=0.0, banned=(1, 2)),
+    ]
+    crowd = draw(logits, params)
+    for i, sampling in enumerate(params):
+        alone = draw(logits[i : i + 1], [sampling])[0]
+        assert alone.token == crowd[i].token
+        assert alone.logprob == pytest.approx(crowd[i].logprob, abs=1e-6)
+
+
+def test_rows_without_bias_stay_bitwise_the_same() -> None:
+    logits = mx.random.normal((2, VOCABULARY), key=mx.random.key(4))
+    rows = [
+        Row(0, (1, 2), 1, 1, (0,), True, 1, SamplingParams(logit_bias=((5, 2.0),), frequency_penalty=1.0)),
+        Row(1, (1, 2), 1, 1, (0,), True, 1, SamplingParams()),
+    ]
+    adjusted = Drawing(logits, rows).logits
+    assert mx.array_equal(adjusted[1], logits[1]).item()
+    assert not mx.array_equal(adjusted[0], logits[0]).item()
+
+
+def test_logit_bias_bans_and_forces() -> None:
+    assert one_row(SamplingParams(temperature=0.0, logit_bias=((1, -100.0),)), [0.0, 5.0, 3.0]).token == 2
+    assert one_row(SamplingParams(temperature=1.0, logit_bias=((0, 100.0),)), [0.0, 5.0, 3.0]).token == 0
+    assert one_row(SamplingParams(temperature=0.0, banned=(1, 2)), [0.0, 5.0, 3.0]).token == 0
+
+
+def test_penalties_follow_their_definitions() -> None:
+    logits = [4.0, 3.0, -2.0, 1.0]
+    history = {"tokens": (0, 2, 1, 1), "num_prompt": 2}  # prompt 0 2, output 1 1
+
+    def adjusted(params: SamplingParams) -> list[float]:
+        row = Row(0, history["tokens"], 3, 1, (0,), True, 2, params)  # type: ignore[arg-type]
+        return Drawing(mx.array([logits]), [row]).logits[0].tolist()  # type: ignore[no-any-return]
+
+    assert adjusted(SamplingParams(repetition_penalty=2.0)) == pytest.approx([2.0, 1.5, -4.0, 1.0])
+    assert adjusted(SamplingParams(presence_penalty=0.5)) == pytest.approx([4.0, 2.5, -2.0, 1.0])
+    assert adjusted(SamplingParams(frequency_penalty=0.5)) == pytest.approx([4.0, 2.0, -2.0, 1.0])
+
+
+def test_logprobs_are_of_the_models_own_distribution() -> None:
+    logits = [1.0, 3.0, 2.0]
+    got = one_row(SamplingParams(temperature=0.0, num_logprobs=2, logit_bias=((0, 50.0),)), logits)
+    want = np.log(np.exp(logits) / np.exp(logits).sum())
+    assert got.token == 0
+    assert got.logprob == pytest.approx(want[0], abs=1e-5)
+    assert [token for token, _ in got.top] == [1, 2]
+    assert [logprob for _, logprob in got.top] == pytest.approx([want[1], want[2]], abs=1e-5)
+    assert one_row(SamplingParams(num_logprobs=0), logits).top == ()
+    assert one_row(SamplingParams(), logits).logprob is None
+
+
+def test_rows_that_ask_for_different_numbers_of_logprobs() -> None:
+    logits = mx.random.normal((3, VOCABULARY), key=mx.random.key(5))
+    params = [SamplingParams(num_logprobs=20), SamplingParams(temperature=0.0), SamplingParams(num_logprobs=1)]
+    assert [len(d.top) for d in draw(logits, params)] == [20, 0, 1]
