@@ -54,3 +54,7 @@ class BackendError(MlxcelError):
 
     def __init__(self) -> None:
         super().__init__("inference backend error")
+
+
+class EngineFault(MlxcelError):
+    """A whole step failed in the engine, and with it all that the block pool held. The text is for the log."""

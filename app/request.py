@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 class SamplingParams:
     """How one token is drawn from one row of logits. Ranges are checked where requests are parsed.
 
-    ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and penalties at their neutral value switch that stage off. ``num_logprobs`` is
-    None for no log-probabilities, else how many alternatives to report (0 to 20) beside the drawn token.
+    ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and penalties at their neutral value switch that stage off. ``num_logprobs``
+    is None for no log-probabilities, else how many alternatives to report (0 to 20) beside the drawn token.
     ``banned`` are tokens that can never be drawn (the end tokens under ``ignore_eos``).
     """
 
@@ -60,8 +60,8 @@ LEGAL_MOVES: dict[State, frozenset[State]] = {
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """``tokens`` is the prompt followed by the output and only ever grows; ``num_computed`` (tokens whose K and V are in
-    the pool) chases its length. A fresh prompt, a prefix hit and a resumed request differ in nothing else.
+    """``tokens`` is the prompt followed by the output and only ever grows; ``num_computed`` (tokens whose K and V are
+    in the pool) chases its length. A fresh prompt, a prefix hit and a resumed request differ in nothing else.
     """
 
     id: int
@@ -80,6 +80,7 @@ class Request:
     num_computed: int = 0
     num_cached: int = 0
     slot: int | None = None
+    arrival: int = 0  # place in the order of arrival, given by the scheduler
 
     @property
     def num_output(self) -> int:

@@ -80,7 +80,8 @@ ObserveRequest = Callable[[float | None, float | None, Sequence[float], float], 
 class ModelCard:
     """What there is to know about the model that is served.
 
-    ``ids`` are the accepted names: the first is shown, "*" accepts any. ``n_ctx`` is the window of a slot and ``most_tokens`` what the whole pool holds, in tokens.
+    ``ids`` are the accepted names: the first is shown, "*" accepts any. ``n_ctx`` is the window of a slot and
+    ``most_tokens`` what the whole pool holds, in tokens.
     """
 
     ids: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The ragged step on unmodified mlx-lm models of many families, tiny and with random weights, against their own forward."""
+"""The ragged step on unmodified mlx-lm models of many families, tiny and random, against their own forward."""
 
 from __future__ import annotations
 
@@ -121,7 +121,9 @@ def test_logits_in_a_crowd_equal_the_plain_ones(family: str) -> None:
         mx.eval(logits)
         for row, got in zip(rows, logits, strict=True):
             difference = mx.abs(got - full[row.request_id][row.start + row.num_new - 1]).max().item()
-            assert difference < 1e-4, f"{difference} at position {row.start + row.num_new - 1} of prompt {row.request_id}"
+            assert difference < 1e-4, (
+                f"{difference} at position {row.start + row.num_new - 1} of prompt {row.request_id}"
+            )
     assert start == [len(prompt) for prompt in PROMPTS]
 
 
@@ -145,6 +147,11 @@ def test_only_rows_that_draw_reach_the_output_head() -> None:
     model.lm_head.head = lambda hidden: seen.append(hidden.shape) or head(hidden)  # type: ignore[func-returns-value]
     tokens = list(range(9))
     engine.step(
-        Plan((Row(0, tokens, 0, 4, (1, 2, 3), False, 9, SamplingParams()), Row(1, tokens, 0, 9, (4, 5, 6), True, 9, SamplingParams())))
+        Plan(
+            (
+                Row(0, tokens, 0, 4, (1, 2, 3), False, 9, SamplingParams()),
+                Row(1, tokens, 0, 9, (4, 5, 6), True, 9, SamplingParams()),
+            )
+        )
     )
     assert seen == [(1, 1, 64)]

@@ -84,8 +84,8 @@ def on_cpu() -> bool:
 
 
 def memory_bytes(weight_bytes: int) -> int:
-    """What weights, pool and activations may take together: on a GPU what its driver recommends, else what the system has
-    left plus the ``weight_bytes`` that are loaded already."""
+    """What weights, pool and activations may take together: on a GPU what its driver recommends, else what the system
+    has left and the ``weight_bytes`` that are loaded already."""
     if not on_cpu():
         info = mx.device_info()
         return int(info.get("max_recommended_working_set_size") or info["memory_size"])

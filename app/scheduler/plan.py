@@ -42,7 +42,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A drawn token. ``logprob`` and ``top`` ((token, logprob) by falling logprob) only where asked for; natural log."""
+    """A drawn token. ``logprob`` and ``top`` ((token, logprob), likeliest first) where asked for; natural log."""
 
     token: int
     logprob: float | None = None

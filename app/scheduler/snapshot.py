@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
-from app.request import SamplingParams
+from app.kv.block_table import BlockTables
+from app.request import Request, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,31 @@ class Counters:
     prefill_chunks: int = 0
     mixed_steps: int = 0
     prefill_grants: int = 0
-    preemptions: dict[str, int] = field(default_factory=dict)  # by cause: reclaim, priority
+    preemptions: dict[str, int] = field(default_factory=dict)  # by cause: reclaim, priority, fault
+
+    def with_start(self, num_prompt: int) -> Counters:
+        """After the first tick of a request with that many prompt tokens."""
+        return replace(self, started=self.started + 1, prompt_tokens=self.prompt_tokens + num_prompt)
+
+    def with_end(self, reason: str, num_output: int) -> Counters:
+        """After the end of a request with that many output tokens."""
+        completed = self.completed | {reason: self.completed.get(reason, 0) + 1}
+        return replace(self, completed=completed, completion_tokens=self.completion_tokens + num_output)
+
+    def with_requeue(self, cause: str) -> Counters:
+        """After a running request went back to the queue."""
+        return replace(self, preemptions=self.preemptions | {cause: self.preemptions.get(cause, 0) + 1})
+
+    def with_tick(self, num_decode: int, num_chunks: int, num_prefill: int) -> Counters:
+        """After a tick with ``num_decode`` decode rows and ``num_prefill`` tokens in ``num_chunks`` prefill rows."""
+        return replace(
+            self,
+            prefill_tokens=self.prefill_tokens + num_prefill,
+            decode_tokens=self.decode_tokens + num_decode,
+            decode_steps=self.decode_steps + bool(num_decode),
+            prefill_chunks=self.prefill_chunks + num_chunks,
+            mixed_steps=self.mixed_steps + bool(num_decode and num_chunks),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +102,42 @@ class Snapshot:
     @property
     def total_completed(self) -> int:
         return sum(self.counters.completed.values())
+
+
+def observe(
+    num_slots: int, running: Iterable[Request], num_queued: int, counters: Counters, tables: BlockTables
+) -> Snapshot:
+    """The state of a scheduler as a value of its own, which later ticks do not change."""
+    slots = {slot: SlotView(slot) for slot in range(num_slots)}
+    num_active = 0
+    for request in running:
+        num_active += 1
+        if request.slot is not None:
+            slots[request.slot] = SlotView(
+                request.slot,
+                request.id,
+                request.num_prompt,
+                min(request.num_computed, request.num_prompt),
+                request.num_cached,
+                request.num_output,
+                request.max_tokens,
+                request.sampling,
+            )
+    pool, cache = tables.pool, tables.prefix_cache
+    return Snapshot(
+        tuple(slots.values()),
+        num_active,
+        num_queued,
+        counters,
+        PoolView(tables.block_size, pool.num_blocks, pool.num_live, pool.num_free, pool.num_cached),
+        PrefixView(
+            enabled=cache.enabled,
+            entries=cache.num_entries,
+            hits=cache.hits,
+            lookups=cache.lookups,
+            inserts=cache.inserts,
+            evictions_lru=cache.evictions_lru,
+            tokens_reused=cache.tokens_reused,
+            misses=dict(cache.misses),
+        ),
+    )

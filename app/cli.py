@@ -1,0 +1,120 @@
+"""The ``mlxcel`` command: argv in, exit code out. What a command does lives elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from app.errors import StartError
+from app.serve import leave, serve
+from app.settings import Settings, flags_of, load, nearest
+
+EXIT_START = 1
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose every complaint is one line, as for a bad variable."""
+
+    def error(self, message: str) -> NoReturn:
+        raise StartError(f"{message}; see {self.prog} --help")
+
+
+def entry() -> NoReturn:
+    """The installed command: run ``main`` and end the process with its exit code."""
+    leave(main())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. ``argv`` defaults to the process's own."""
+    parser, commands = _build_parsers()
+    try:
+        arguments, unknown = parser.parse_known_args(argv)
+        if unknown:
+            known = [flag for field in Settings.model_fields for flag in flags_of(field)]
+            raise StartError(
+                f"{unknown[0]} is not a known flag{nearest(unknown[0], known)}; see {commands.prog} --help"
+            )
+        flags = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields and value}
+        settings = load(flags=flags)
+        if arguments.check:
+            _print_settings(settings)
+            return 0
+        return _serve(settings)
+    except StartError as error:
+        print(f"mlxcel: {error}", file=sys.stderr)
+        return EXIT_START
+    except KeyboardInterrupt:
+        return 0
+
+
+def _build_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    parser = _Parser(prog="mlxcel", description="OpenAI-compatible inference server on MLX.", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    command = commands.add_parser(
+        "serve",
+        help="answer HTTP requests",
+        description="Serve a model over HTTP. Every flag is also a variable: --port is MLXCEL_PORT. A flag wins.",
+        allow_abbrev=False,
+    )
+    command.add_argument("--check", action="store_true", help="print every setting and its source, then exit")
+    for name, field in Settings.model_fields.items():
+        if flags := flags_of(name):
+            # A switch may stand alone: --enable-preemption is --enable-preemption true.
+            alone = {"nargs": "?", "const": "true"} if field.annotation is bool else {}
+            help_text = (field.description or "").replace("%", "%%")
+            command.add_argument(*flags, dest=name, metavar="VALUE", help=help_text, **alone)  # type: ignore[arg-type]
+    return parser, command
+
+
+def _print_settings(settings: Settings) -> None:
+    rows = settings.describe()
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for variable, value, source in rows:
+        print(f"{variable:{widths[0]}}  {value:{widths[1]}}  {source}")
+    print(f"fingerprint {settings.fingerprint}")
+
+
+def _serve(settings: Settings) -> int:
+    from app.runtime import Runtime  # here, so that --check and --help do not wait for it
+
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)-8s %(message)s", datefmt="%H:%M:%S"
+    )
+    logging.getLogger("mlxcel").info("starting on %s with model %s", _root_url(settings), settings.model)
+
+    def announce() -> None:
+        logging.getLogger("mlxcel").info("ready on %s; try:", _root_url(settings))
+        print(f"\n{try_line(settings)}\n", flush=True)
+
+    return serve(settings, Runtime, announce)
+
+
+def _root_url(settings: Settings) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
+
+
+def try_line(settings: Settings) -> str:
+    """A shell line that asks this server a question, with curl where it is installed, else with Python alone."""
+    url = f"{_root_url(settings)}/v1/chat/completions"
+    model = next((name for name in settings.model_alias if name != "*"), None)
+    body = json.dumps(
+        ({"model": model} if model else {})
+        | {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+    )
+    headers = {"Content-Type": "application/json"}
+    if settings.api_keys:
+        headers["Authorization"] = "Bearer YOUR_KEY"
+    if shutil.which("curl"):
+        words = ["curl", "-s", url, "-d", body]
+        for name, value in headers.items():
+            words += ["-H", f"{name}: {value}"]
+        return shlex.join(words)
+    request = f"Request({json.dumps(url)}, {json.dumps(body)}.encode(), {json.dumps(headers)})"
+    return shlex.join(["python3", "-c", f"from urllib.request import *; print(urlopen({request}).read().decode())"])

@@ -1,0 +1,164 @@
+"""Which blocks belong to which request: admission, growth, publication and release of block tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from app.kv.block_pool import BlockPool, OutOfBlocks
+from app.kv.prefix_cache import Match, Node, PrefixCache
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """What an admission would cost: ``num_blocks`` off the free list, with ``num_cached`` tokens adopted."""
+
+    num_blocks: int
+    num_cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """``num_computed`` tokens need no computing. ``copies`` are (source block, target block); every source has to be
+    read before anything is written, since a source may itself be taken again in the same tick."""
+
+    num_computed: int
+    copies: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(slots=True)
+class _Table:
+    """``num_published`` leading blocks were offered to the prefix cache; ``node`` is the key of the last of them."""
+
+    salt: str
+    publishes: bool
+    blocks: list[int]
+    num_published: int = 0
+    node: Node | None = None
+
+
+class BlockTables:
+    """The block tables of all requests that hold blocks, over one pool and one prefix cache.
+
+    Only blocks that are full and computed are ever shared, so no block is written while two tables hold it. A request
+    that may not use the prefix cache neither adopts blocks nor leaves any behind.
+    """
+
+    def __init__(self, pool: BlockPool, prefix_cache: PrefixCache, block_size: int) -> None:
+        self.pool = pool
+        self.prefix_cache = prefix_cache
+        self.block_size = block_size
+        self._tables: dict[int, _Table] = {}
+
+    @property
+    def num_free(self) -> int:
+        return self.pool.num_free
+
+    @property
+    def num_blocks(self) -> int:
+        return self.pool.num_blocks
+
+    def blocks(self, request_id: int) -> Sequence[int]:
+        """The request's own list, which later growth extends."""
+        return self._tables[request_id].blocks
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """How many blocks hold ``num_tokens`` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def quote(self, tokens: Sequence[int], salt: str, use_cache: bool) -> Quote:
+        """Price an admission without touching anything. A matched block that nobody holds leaves the free list too."""
+        match = self.prefix_cache.match(tokens, salt, use_cache)
+        return Quote(self._price(tokens, match), match.num_tokens)
+
+    def admit(self, request_id: int, tokens: Sequence[int], salt: str, use_cache: bool) -> Admission:
+        """Give the request a table that covers all of ``tokens``: adopted blocks first, then fresh ones.
+
+        Raises:
+            OutOfBlocks: the quote is above what is free; nothing was touched.
+            ValueError: the request has a table already.
+        """
+        if request_id in self._tables:
+            raise ValueError(f"request {request_id} has a block table already")
+        match = self.prefix_cache.match(tokens, salt, use_cache)
+        num_needed = self._price(tokens, match)
+        if num_needed > self.num_free:
+            raise OutOfBlocks(num_needed, self.num_free)
+        self.prefix_cache.record(match)
+        # Adopted blocks leave the free list before fresh ones are taken from it.
+        blocks = match.blocks
+        for block in blocks:
+            self.pool.share(block)
+        if match.source is not None:
+            self.pool.touch(match.source)
+        num_shared = len(blocks)
+        blocks.extend([self._take() for _ in range(self.blocks_for(len(tokens)) - num_shared)])
+        publishes = use_cache and self.prefix_cache.enabled
+        node = match.nodes[-1] if match.nodes else None
+        self._tables[request_id] = _Table(salt, publishes, blocks, num_shared, node)
+        copies = () if match.source is None else ((match.source, blocks[num_shared]),)
+        return Admission(match.num_tokens, copies)
+
+    def grow(self, request_id: int, num_tokens: int) -> None:
+        """Take blocks until the table covers ``num_tokens`` tokens.
+
+        Raises:
+            OutOfBlocks: not enough are free; nothing was taken.
+        """
+        blocks = self._tables[request_id].blocks
+        num_missing = self.blocks_for(num_tokens) - len(blocks)
+        if num_missing > self.pool.num_free:
+            raise OutOfBlocks(num_missing, self.pool.num_free)
+        for _ in range(num_missing):
+            blocks.append(self._take())
+
+    def publish(self, request_id: int, tokens: Sequence[int], num_computed: int) -> None:
+        """Key the blocks that the first ``num_computed`` tokens fill. Call it once their K and V are in the pool."""
+        table = self._tables[request_id]
+        if table.publishes and num_computed // self.block_size > table.num_published:
+            self._publish(table, tokens, num_computed)
+
+    def release(self, request_id: int, tokens: Sequence[int], num_computed: int, publish_tail: bool) -> None:
+        """Give the table's blocks back, last first, so that the start of a prefix outlives its end.
+
+        ``publish_tail``: key the last, partly filled block too, as a source to copy from.
+        """
+        table = self._tables.pop(request_id)
+        num_tail = num_computed % self.block_size
+        if table.publishes and publish_tail and num_tail:
+            self._publish(table, tokens, num_computed)
+            tail = tuple(tokens[num_computed - num_tail : num_computed])
+            self.prefix_cache.insert(table.salt, table.node, tail, table.blocks[num_computed // self.block_size])
+        for block in reversed(table.blocks):
+            self.pool.release(block)
+
+    def num_freed_by(self, request_ids: Iterable[int]) -> int:
+        """How many blocks would become free if all these requests released theirs."""
+        held = Counter(block for request_id in request_ids for block in self._tables[request_id].blocks)
+        return sum(1 for block, num_held in held.items() if num_held == self.pool.refs(block))
+
+    def check(self) -> None:
+        """Raises:
+        Inconsistent: a block is neither free nor held, a count differs from the tables, or a key leads astray.
+        """
+        self.pool.check([table.blocks for table in self._tables.values()], self.prefix_cache.keyed_blocks)
+        self.prefix_cache.check()
+
+    def _price(self, tokens: Sequence[int], match: Match) -> int:
+        return self.blocks_for(len(tokens)) - sum(1 for block in match.blocks if self.pool.refs(block))
+
+    def _take(self) -> int:
+        block = self.pool.take()
+        self.prefix_cache.evict(block)
+        return block
+
+    def _publish(self, table: _Table, tokens: Sequence[int], num_computed: int) -> None:
+        if table.node is not None and not self.prefix_cache.knows(table.node):
+            # That key belonged to another request's block, evicted since. Our own blocks hold the same content.
+            table.node, table.num_published = None, 0
+        num_full = num_computed // self.block_size
+        for index in range(table.num_published, num_full):
+            key = tuple(tokens[index * self.block_size : (index + 1) * self.block_size])
+            table.node = self.prefix_cache.insert(table.salt, table.node, key, table.blocks[index])
+        table.num_published = num_full

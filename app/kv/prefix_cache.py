@@ -1,0 +1,186 @@
+"""Which block already holds the K and V of these tokens: exact keys, never a bare hash."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from app.kv.block_pool import BlockPool, Inconsistent
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One keyed block. Its key is its place in the tree: the salt, the tokens of all blocks before it, and its own.
+
+    ``tokens`` has ``block_size`` entries, or fewer for the last block of a request that ended; such a block is only
+    ever copied, so it has no children. The root of a salt has no block, no tokens and no parent.
+    """
+
+    salt: str
+    parent: Node | None = None
+    tokens: tuple[int, ...] = ()
+    block: int | None = None
+    children: dict[tuple[int, ...], Node] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What can be adopted: ``num_tokens`` in all, ``nodes`` to be shared, then the start of ``source`` to be copied."""
+
+    nodes: tuple[Node, ...] = ()
+    source: int | None = None
+    num_tokens: int = 0
+    miss: str | None = "cold"
+
+    @property
+    def blocks(self) -> list[int]:
+        """The blocks to share, in order; a list of the caller's own."""
+        return [node.block for node in self.nodes if node.block is not None]
+
+
+class PrefixCache:
+    """A tree of keyed blocks. Whoever publishes a content first keys it; an equal block published later stays unkeyed.
+
+    A tree of nodes, because a key spelt out as nested tuples costs the whole context for every hash. Counters:
+    ``lookups`` is ``hits`` plus the misses "cold" (nothing known) and "short" (under ``min_tokens``); a miss "off" is
+    an admission that was not allowed to look. ``evictions_lru`` counts keys lost because a block was needed.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int, enabled: bool = True, min_tokens: int = 0) -> None:
+        self.enabled = enabled
+        self.hits = 0
+        self.inserts = 0
+        self.evictions_lru = 0
+        self.tokens_reused = 0
+        self.misses = {"cold": 0, "short": 0, "off": 0}
+        self._pool = pool
+        self._block_size = block_size
+        self._min_tokens = min_tokens
+        self._roots: dict[str, Node] = {}
+        self._nodes: dict[int, Node] = {}
+
+    @property
+    def num_entries(self) -> int:
+        """Keyed blocks."""
+        return len(self._nodes)
+
+    @property
+    def keyed_blocks(self) -> Collection[int]:
+        return self._nodes.keys()
+
+    @property
+    def lookups(self) -> int:
+        return self.hits + self.misses["cold"] + self.misses["short"]
+
+    def match(self, tokens: Sequence[int], salt: str, allowed: bool = True) -> Match:
+        """Find the longest known prefix of ``tokens``, short of the last one: at least one token is left to compute.
+
+        Changes nothing; ``record`` counts the match that is acted on.
+        """
+        if not (self.enabled and allowed):
+            return Match(miss="off")
+        node = self._roots.get(salt)
+        if node is None:
+            return Match()
+        size, limit = self._block_size, len(tokens) - 1
+        nodes: list[Node] = []
+        start = 0
+        while start + size <= limit and (child := node.children.get(tuple(tokens[start : start + size]))):
+            nodes.append(child)
+            node = child
+            start += size
+        source, num_copied = _closest(node, tokens[start : min(start + size, limit)])
+        num_tokens = start + num_copied
+        if num_tokens == 0 or num_tokens < self._min_tokens:
+            return Match(miss="short" if num_tokens else "cold")
+        return Match(tuple(nodes), source, num_tokens, None)
+
+    def record(self, match: Match) -> None:
+        """Count a match that an admission acted on."""
+        if match.miss is None:
+            self.hits += 1
+            self.tokens_reused += match.num_tokens
+        else:
+            self.misses[match.miss] += 1
+
+    def knows(self, node: Node) -> bool:
+        """Whether the node still has its key: it may have lost it to an eviction."""
+        return node.block is not None and self._nodes.get(node.block) is node
+
+    def insert(self, salt: str, parent: Node | None, tokens: tuple[int, ...], block: int) -> Node:
+        """Key ``block``, which holds ``tokens`` after those of ``parent`` (None: at the start), unless an equal one is
+        keyed already. Returns the node with that key. ``parent`` must still have its own key.
+        """
+        if parent is None:
+            parent = self._roots.setdefault(salt, Node(salt))
+        known = parent.children.get(tokens)
+        if known is not None:
+            return known
+        node = parent.children[tokens] = self._nodes[block] = Node(salt, parent, tokens, block)
+        self._pool.keep(block)
+        self.inserts += 1
+        return node
+
+    def evict(self, block: int) -> None:
+        """The block was taken for other content: it and all that follows it lose their keys. Unkeyed: no effect."""
+        if block in self._nodes:
+            self.evictions_lru += self._drop(self._nodes[block])
+
+    def clear(self) -> int:
+        """Forget every key and return how many there were. Blocks that somebody holds stay with their holders."""
+        return sum(self._drop(node) for root in list(self._roots.values()) for node in list(root.children.values()))
+
+    def check(self) -> None:
+        """Raises:
+        Inconsistent: a node cannot be reached by its key, or a root without nodes was left behind.
+        """
+        num_reached = 0
+        stack = list(self._roots.values())
+        if not all(root.children for root in stack):
+            raise Inconsistent("a salt without entries has a root")
+        while stack:
+            node = stack.pop()
+            for tokens, child in node.children.items():
+                if child.parent is not node or child.tokens != tokens or not self.knows(child):
+                    raise Inconsistent(f"the key of block {child.block} does not lead to it")
+                if child.children and len(tokens) != self._block_size:
+                    raise Inconsistent(f"block {child.block} is not full, yet another follows it")
+            num_reached += len(node.children)
+            stack.extend(node.children.values())
+        if num_reached != len(self._nodes):
+            raise Inconsistent("a keyed block cannot be reached from any root")
+
+    def _drop(self, node: Node) -> int:
+        """Take the node and its subtree out of the tree; returns how many keys that cost."""
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.tokens]
+        if parent.parent is None and not parent.children:
+            del self._roots[parent.salt]
+        num_dropped = 0
+        stack = [node]
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            # Without their links the nodes are freed at once and one by one, not as a deep chain of cycles.
+            node.children.clear()
+            node.parent = None
+            assert node.block is not None
+            del self._nodes[node.block]
+            self._pool.forget(node.block)
+            num_dropped += 1
+        return num_dropped
+
+
+def _closest(node: Node, rest: Sequence[int]) -> tuple[int | None, int]:
+    """The child that shares most tokens with the start of ``rest``: (block, shared tokens), or (None, 0)."""
+    best, best_shared = None, 0
+    for tokens, child in node.children.items():
+        num_shared = 0
+        for theirs, ours in zip(tokens, rest, strict=False):
+            if theirs != ours:
+                break
+            num_shared += 1
+        if num_shared > best_shared:
+            best, best_shared = child.block, num_shared
+    return best, best_shared

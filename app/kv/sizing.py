@@ -1,0 +1,104 @@
+"""How many blocks the pool gets, and the sum that says why."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from app.errors import StartError
+
+Budget = int | Literal["auto", "none"]
+"""Bytes, or who decides: ``auto`` by need and memory, ``none`` by need alone."""
+
+MIN_TOKENS = 512
+"""What a pool has to hold at least, in tokens."""
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """``explain`` is one line with the arithmetic, for the log."""
+
+    num_blocks: int
+    explain: str
+
+
+def parse_budget(text: str) -> Budget:
+    """Read ``auto``, ``none`` (also ``0``) or a byte count with an optional K, M or G (powers of 1024).
+
+    Raises:
+        ValueError: the text is none of these.
+    """
+    word = text.strip().upper()
+    if word in ("NONE", "0"):
+        return "none"
+    if word == "AUTO":
+        return "auto"
+    found = re.fullmatch(r"(\d+)([KMG]?)", word, re.ASCII)
+    if found is None:
+        raise ValueError(f"'{text}' is not a size: a whole number of bytes with K, M or G after it, auto, or none")
+    return int(found[1]) * _UNITS[found[2]] or "none"
+
+
+def size_pool(
+    budget: Budget,
+    *,
+    bytes_per_token: int,
+    block_size: int,
+    num_slots: int,
+    window_tokens: int,
+    available_bytes: int,
+    weight_bytes: int,
+) -> PoolSize:
+    """Settle the number of blocks.
+
+    The need is every slot at its whole window, a quarter more for cached prefixes, and 512 tokens at least. ``none``
+    gives the need. ``auto`` gives the need or, if that is less, what fits into four fifths of the memory the weights
+    leave; the last fifth is for activations. A byte count gives as many whole blocks as it pays for.
+
+    Args:
+        budget: bytes, ``auto`` or ``none``.
+        bytes_per_token: K and V of one token over all layers.
+        block_size: tokens a block.
+        num_slots: requests that can be under way at once.
+        window_tokens: the longest context of one request.
+        available_bytes: memory that this process may use, weights included.
+        weight_bytes: what the weights take.
+
+    Raises:
+        StartError: the pool would hold fewer than 512 tokens, or no block.
+    """
+    block_bytes = bytes_per_token * block_size
+    window_blocks = num_slots * _blocks(window_tokens, block_size)
+    need_blocks = max(window_blocks + -(-window_blocks // 4), _blocks(MIN_TOKENS, block_size))
+    need = f"{num_slots} slots x {window_tokens} tokens, 25% for cached prefixes: {need_blocks} blocks"
+    if budget == "none":
+        num_blocks, why = need_blocks, f"no budget: {need}"
+    elif budget == "auto":
+        room_bytes = max(available_bytes - weight_bytes, 0) * 4 // 5
+        num_blocks = min(need_blocks, room_bytes // block_bytes)
+        memory = (
+            f"80% of ({_mib(available_bytes)} available - {_mib(weight_bytes)} weights): {room_bytes // block_bytes}"
+        )
+        why = f"auto, the smaller of {need}; {memory} blocks"
+    else:
+        num_blocks, why = budget // block_bytes, f"budget {_mib(budget)}"
+    num_tokens = num_blocks * block_size
+    total = (
+        f"{why}; {num_blocks} blocks x {block_size} tokens = {num_tokens} tokens"
+        f" x {bytes_per_token} bytes = {_mib(num_blocks * block_bytes)}"
+    )
+    if num_blocks < 1 or num_tokens < MIN_TOKENS:
+        least_bytes = _blocks(MIN_TOKENS, block_size) * block_bytes
+        raise StartError(f"KV pool too small: {total}; at least {MIN_TOKENS} tokens are needed, {_mib(least_bytes)}")
+    return PoolSize(num_blocks, f"KV pool: {total}")
+
+
+def _blocks(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 20):.1f} MiB"

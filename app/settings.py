@@ -1,0 +1,297 @@
+"""Every ``MLXCEL_*`` variable: its name, default, unit and check. Nothing else in the project reads the environment."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+
+from app.errors import StartError
+
+PREFIX = "MLXCEL_"
+MIN_CTX_PER_SLOT = 512
+_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
+
+# Other spellings that reach a field, in the environment and as flags.
+_ALIASES = {
+    "prefill_chunk": ("MLXCEL_PREFILL_CHUNK_SIZE", "LLAMA_ARG_BATCH"),
+    "n_parallel": ("MLXCEL_PARALLEL",),
+}
+
+
+def _parse_bytes(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d+)\s*([KMG]?)", value.strip().upper())
+    if match is None:
+        raise ValueError("must be a number of bytes, plain or with K, M or G (powers of 1024)")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _parse_budget(value: object) -> object:
+    word = value.strip().lower() if isinstance(value, str) else value
+    if word in ("auto", "none"):
+        return word
+    try:
+        return _parse_bytes(value) or "none"
+    except ValueError as error:
+        raise ValueError(f"{error}, or auto, or none") from None
+
+
+def _split_list(value: object) -> object:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+def _lower(value: object) -> object:
+    return value.strip().lower() if isinstance(value, str) else value
+
+
+_WORD = BeforeValidator(_lower)
+Bytes = Annotated[int, BeforeValidator(_parse_bytes)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_split_list)]
+Seconds = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Settings(BaseModel):
+    """The resolved settings, fixed for the life of the process. ``None`` means unset. Build it with ``load``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: str = Field("embedded", min_length=1, description="`embedded`, a model directory, a .gguf file, or a hub id")
+    offline: bool = Field(False, description="never look anything up on the hub")
+    cache_dir: Path = Field(
+        Path(), description="folder for imported models; unset: `mlxcel` in the user's cache folder"
+    )
+    model_alias: Names = Field(
+        (), description="accepted names, comma list, the first is shown; `*`: any; unset: from the path"
+    )
+
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
+    port: int = Field(8080, ge=1, le=65535, description="TCP port, 1 to 65535")
+    api_keys: Names = Field((), repr=False, description="accepted keys, comma list; with any, only /health* is open")
+    allowed_origins: Names = Field((), description="CORS origins, comma list; unset: no CORS headers")
+    max_body_bytes: Bytes = Field(16 * 1024**2, ge=1, description="largest request body in bytes (K, M, G); above: 413")
+    strict_fields: bool = Field(False, description="refuse request fields that no API knows, instead of naming them")
+
+    no_batch: bool = Field(False, description="one slot with the whole context")
+    max_batch_size: int | None = Field(None, ge=1, description="most rows in one tick; unset: as many as slots")
+    n_parallel: int = Field(
+        default_factory=lambda data: 1 if data["no_batch"] else max(4, data["max_batch_size"] or 0),
+        ge=1,
+        le=4096,
+        description="slots; unset: 4, more where `MLXCEL_MAX_BATCH_SIZE` asks for it, 1 with `MLXCEL_NO_BATCH`",
+    )
+    max_queue_depth: int = Field(32, ge=0, description="requests that may wait for a slot; beyond: 503")
+    prefill_chunk: int | None = Field(
+        None, ge=0, description="tokens; 0: no chunking; unset: 2048 alone, 512 beside decode"
+    )
+    max_batch_prefill: int = Field(4, ge=1, description="most prompts that prefill in one tick")
+    max_batch_prefill_tokens: int | None = Field(None, ge=0, description="most tokens in it; 0: no cap; unset: derived")
+
+    kv_block_size: int | None = Field(None, ge=1, le=4096, description="tokens a block; unset: 64 on CPU, 32 elsewhere")
+    kv_cache_budget: Annotated[int | Literal["auto", "none"], BeforeValidator(_parse_budget)] = Field(
+        "auto", description="bytes of the block pool (K, M, G), `auto`, or `none` (also 0) for no bound"
+    )
+    kv_admission_watermark: float = Field(
+        0.01, ge=0.0, le=0.5, allow_inf_nan=False, description="share of the pool kept free at admission, 0.0 to 0.5"
+    )
+    no_prompt_cache: bool = Field(False, description="the same as `MLXCEL_PROMPT_CACHE=false`")
+    prompt_cache: bool = Field(default_factory=lambda given: not given["no_prompt_cache"], description="share prefixes")
+    prompt_cache_min_prefix: int = Field(32, ge=0, description="shortest prefix worth adopting, in tokens")
+    ctx_size: int | None = Field(
+        None, ge=1, description="tokens in all, over rows if set, else slots; unset: model's window"
+    )
+    enable_preemption: bool = Field(False, description="a request of higher priority may requeue a running one")
+    preemption_policy: Annotated[Literal["longest-first", "lowest-priority"], _WORD] = Field(
+        "longest-first", description="who gives way: longest-first or lowest-priority"
+    )
+
+    slots: bool = Field(True, description="serve /slots; off: 501")
+    metrics: bool = Field(True, description="serve /metrics; off: 501")
+    drain_timeout: Seconds = Field(25.0, ge=0, description="seconds that running requests get after SIGTERM")
+    tick_timeout: Seconds = Field(600.0, gt=0, description="seconds after which a running tick counts as stuck")
+    device: Annotated[Literal["auto", "gpu", "cpu"], _WORD] = Field("auto", description="auto, gpu or cpu")
+    weight_dtype: Annotated[Literal["auto", "float32", "float16", "bfloat16"], _WORD] = Field(
+        "auto", description="auto (float32 on CPU, as stored elsewhere), float32, float16 or bfloat16"
+    )
+    blas: str = Field("auto", min_length=1, description="Linux: `auto`, the path of a BLAS library, or `none`")
+    blas_threads: Annotated[int | None, BeforeValidator(lambda value: None if _lower(value) == "auto" else value)] = (
+        Field(None, ge=1, description="threads of the BLAS; unset or `auto`: one a core")
+    )
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], _WORD] = Field(
+        "info", description="least severity"
+    )
+
+    _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> Settings:
+        if self.no_batch and (self.n_parallel > 1 or (self.max_batch_size or 1) > 1):
+            raise ValueError(
+                "MLXCEL_NO_BATCH=true means one slot: leave MLXCEL_N_PARALLEL and MLXCEL_MAX_BATCH_SIZE unset"
+            )
+        if self.batch_rows > self.n_parallel:
+            raise ValueError(
+                f"MLXCEL_MAX_BATCH_SIZE={self.max_batch_size} is more rows than MLXCEL_N_PARALLEL={self.n_parallel} "
+                f"slots can fill: at most {self.n_parallel}, or more slots"
+            )
+        if self.no_prompt_cache and self.prompt_cache:
+            raise ValueError("MLXCEL_PROMPT_CACHE=true contradicts MLXCEL_NO_PROMPT_CACHE=true: set one of them")
+        window = self.ctx_per_slot
+        if window is not None and window < MIN_CTX_PER_SLOT:
+            raise ValueError(
+                f"MLXCEL_CTX_SIZE={self.ctx_size} leaves {window} tokens a slot: at least "
+                f"{MIN_CTX_PER_SLOT} a slot, {MIN_CTX_PER_SLOT * self._ctx_divisor} in all"
+            )
+        return self
+
+    @property
+    def batch_rows(self) -> int:
+        """Most decoding rows in one tick."""
+        return self.max_batch_size or self.n_parallel
+
+    @property
+    def _ctx_divisor(self) -> int:
+        return 1 if self.no_batch else self.batch_rows
+
+    @property
+    def ctx_per_slot(self) -> int | None:
+        """Window of one slot in tokens; None: the model's own."""
+        return None if self.ctx_size is None else self.ctx_size // self._ctx_divisor
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hex digits that differ when any value but a secret differs."""
+        values = self.model_dump(mode="json", exclude={name for name in Settings.model_fields if is_secret(name)})
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+    def describe(self) -> list[tuple[str, str, str]]:
+        """(variable, value, source) for every setting; a secret shows as ``***``."""
+        return [
+            (variable(name), _shown(name, getattr(self, name)), self._sources.get(name, "default"))
+            for name in Settings.model_fields
+        ]
+
+
+def variable(field: str) -> str:
+    """The environment variable of a field."""
+    return PREFIX + field.upper()
+
+
+def is_secret(field: str) -> bool:
+    """Whether a field's value must never be printed."""
+    return not Settings.model_fields[field].repr
+
+
+def flags_of(field: str) -> list[str]:
+    """The command-line flags of a field; none for a secret, since every user of the machine can read an argv."""
+    names = [] if is_secret(field) else [variable(field), *_ALIASES.get(field, ())]
+    return ["--" + name.removeprefix(PREFIX).lower().replace("_", "-") for name in names if name.startswith(PREFIX)]
+
+
+def load(environ: Mapping[str, str] | None = None, flags: Mapping[str, str] | None = None) -> Settings:
+    """Read the environment (``os.environ`` unless given) and flags by field name, which win. Empty values are unset.
+
+    Raises:
+        StartError: an unknown name, a value that is not allowed, or a contradiction, in one line.
+    """
+    environ = os.environ if environ is None else environ
+    given = _read(environ)
+    given |= {field: ("--" + field.replace("_", "-"), value, "flag") for field, value in (flags or {}).items()}
+    values: dict[str, Any] = {field: value for field, (_, value, _) in given.items()}
+    if "cache_dir" not in values:
+        values["cache_dir"] = _user_cache_dir(environ) / "mlxcel"
+    try:
+        settings = Settings(**values)
+    except ValidationError as error:
+        raise StartError(_one_line(error, given)) from None
+    settings._sources.update({field: source for field, (_, _, source) in given.items()})
+    return settings
+
+
+def _read(environ: Mapping[str, str]) -> dict[str, tuple[str, str, str]]:
+    """Field -> (name as given, value, source) of everything set; refuses unknown and doubly given names."""
+    fields = {name: field for field in Settings.model_fields for name in (variable(field), *_ALIASES.get(field, ()))}
+    given: dict[str, tuple[str, str, str]] = {}
+    for name, value in sorted(environ.items()):
+        field = fields.get(name)
+        if field is None and name.startswith(PREFIX):
+            raise StartError(
+                f"{name} is not a known variable{nearest(name, fields)}; docs/configuration.md lists them all"
+            )
+        if field is None or value == "":
+            continue
+        if field in given and given[field][1] != value:
+            raise StartError(f"{given[field][0]}={given[field][1]!r} and {name}={value!r} set the same thing: keep one")
+        given[field] = (name, value, "environment")
+    return given
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean X?)`` for the known name most like ``name``, or nothing when none is like it."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _one_line(error: ValidationError, given: Mapping[str, tuple[str, str, str]]) -> str:
+    first = error.errors(include_url=False)[0]
+    message = first["msg"].removeprefix("Value error, ").replace("\n", " ")
+    if not first["loc"]:
+        return message
+    field = str(first["loc"][0])
+    name, value, _ = given[field]
+    shown = "***" if is_secret(field) else repr(value)
+    allowed = message.replace("Input should be", "must be").split(", unable to")[0]
+    return f"{name}={shown} is not allowed: {allowed} ({Settings.model_fields[field].description})"
+
+
+def _user_cache_dir(environ: Mapping[str, str]) -> Path:
+    folder = "~/Library/Caches" if sys.platform == "darwin" else environ.get("XDG_CACHE_HOME") or "~/.cache"
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError:
+        raise StartError("MLXCEL_CACHE_DIR must be set: this user has no home folder") from None
+
+
+def _shown(field: str, value: object) -> str:
+    if value is None or value == ():
+        return "unset"
+    if is_secret(field):
+        return "***"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def render_docs() -> str:
+    """The text of docs/configuration.md."""
+    lines = [
+        "# Configuration",
+        "",
+        "<!-- Written by `python -m app.settings`; a test keeps it equal to app/settings.py. -->",
+        "",
+        "Everything is set by environment variables. `mlxcel serve` takes each one as a flag too, keys apart:",
+        "`MLXCEL_MAX_BATCH_SIZE=8` is `--max-batch-size 8`, and a flag beats the environment. An empty value is unset.",
+        "A name that is not listed here, a value that is not allowed, or two settings at odds with each other stop the",
+        "start with one line. `mlxcel serve --check` prints what every setting resolved to, and where from.",
+        "",
+        "| variable | default | meaning |",
+        "|---|---|---|",
+    ]
+    for name, field in Settings.model_fields.items():
+        default = "unset" if field.default_factory or name == "cache_dir" else _shown(name, field.default)
+        also = "".join(f"; also `{alias}`" for alias in _ALIASES.get(name, ()))
+        lines.append(f"| `{variable(name)}` | {default} | {field.description}{also} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render_docs())

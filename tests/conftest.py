@@ -1,0 +1,22 @@
+"""Shared by all tests: an optimised BLAS, loaded before anything imports MLX, and the embedded model as a directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.engine.blas import preload
+
+preload("auto", "auto")
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M-Instruct, imported from the installed wheel as the server does it."""
+    from app.engine.gguf import embedded_gguf, import_gguf, imported_directory
+
+    source = embedded_gguf()
+    target = imported_directory(source, tmp_path_factory.mktemp("models"))
+    import_gguf(source, target, report=lambda _: None)
+    return target

@@ -1,0 +1,311 @@
+"""Laws that hold whatever happens, tried by a state machine with an engine that keeps tokens instead of K and V."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from app.kv.block_pool import BlockPool
+from app.kv.block_table import BlockTables
+from app.kv.prefix_cache import PrefixCache
+from app.request import FinishReason, Request, State
+from app.scheduler.plan import Admitted, Draw, Event, Finished, Plan, Result, Token
+from app.scheduler.scheduler import Scheduler, SchedulerConfig
+
+VOCABULARY = 3  # few tokens, so that prompts and answers keep meeting in the prefix cache
+
+
+class PoisoningPool(BlockPool):
+    """Spoils the content of a block in the moment it is taken."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks)
+        self.content: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.taken: list[int] = []
+
+    def take(self) -> int:
+        block = super().take()
+        self.taken.append(block)
+        return block
+
+
+@dataclass
+class FakeEngine:
+    """Holds the token itself where an engine holds its K and V, and draws by what it finds there."""
+
+    pool: PoisoningPool
+    block_size: int
+
+    def run(self, plan: Plan, failing: int | None, breaks: bool) -> Result:
+        """Read all copy sources, spoil what was taken since the last tick, then copy, check and write row by row.
+
+        ``breaks``: the whole forward fails and nothing is written at all, copies included.
+        """
+        content = self.pool.content
+        sources = [list(content[source]) for source, _ in plan.copies]
+        for block in self.pool.taken:
+            content[block] = [None] * self.block_size
+        self.pool.taken.clear()
+        if breaks:
+            return Result(failures={row.request_id: "broken" for row in plan.rows})
+        for (_, target), copied in zip(plan.copies, sources, strict=True):
+            content[target] = copied
+        result = Result()
+        for index, row in enumerate(plan.rows):
+            if index == failing:
+                result.failures[row.request_id] = "failed"
+                continue
+            for position in range(row.start, row.start + row.num_new):
+                content[row.blocks[position // self.block_size]][position % self.block_size] = row.tokens[position]
+        for index, row in enumerate(plan.rows):
+            if index != failing:
+                num_tokens = row.start + row.num_new
+                seen = [token for block in row.blocks for token in content[block]][:num_tokens]
+                assert seen == row.tokens[:num_tokens], f"{row} sees other tokens: {seen}"
+                if row.draws:
+                    result.draws[row.request_id] = Draw(answer(row.tokens))
+        return result
+
+    def lose_pool(self) -> None:
+        self.pool.content[:] = [[None] * self.block_size for _ in self.pool.content]
+
+
+def answer(tokens: Sequence[int]) -> int:
+    """The next token: a function of all before it, as under greedy decoding."""
+    value = 7
+    for token in tokens:
+        value = (value * 31 + token + 1) % 10007
+    return value % VOCABULARY
+
+
+ARRIVAL = st.fixed_dictionaries(
+    {
+        "base": st.integers(0, 1000),  # whose text the prompt begins with, answer included
+        "num_kept": st.integers(0, 40),
+        "fresh": st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=8),
+        "max_tokens": st.integers(1, 24),
+        "ends": st.sampled_from((False, False, False, True)),
+        "priority": st.sampled_from((0, 0, 1, 2)),
+        "cached": st.sampled_from((True, True, True, False)),
+        "salt": st.sampled_from(("", "", "", "other")),
+    }
+)
+
+
+class SchedulerLaws(RuleBasedStateMachine):
+    """Arrivals, cancels, stops and failures in any order, on a pool so small that reclaim and eviction are common."""
+
+    @initialize(
+        block_size=st.integers(1, 8),
+        num_blocks=st.integers(2, 10),
+        num_slots=st.sampled_from((1, 2, 3, 4, 4, 4)),
+        max_batch_size=st.sampled_from((2, 4, 5)),
+        chunk=st.one_of(st.none(), st.integers(0, 64), st.integers(1, 4)),
+        max_prefill=st.integers(1, 3),
+        max_prefill_tokens=st.one_of(st.none(), st.integers(0, 12)),
+        watermark=st.sampled_from((0.0, 0.01, 0.5)),
+        preemption=st.sampled_from((None, "longest-first", "lowest-priority")),
+        cached=st.sampled_from((True, True, True, False)),
+        min_tokens=st.sampled_from((0, 0, 3)),
+    )
+    def start(
+        self,
+        block_size,
+        num_blocks,
+        num_slots,
+        max_batch_size,
+        chunk,
+        max_prefill,
+        max_prefill_tokens,
+        watermark,
+        preemption,
+        cached,
+        min_tokens,
+    ):
+        self.capacity = num_blocks * block_size
+        pool = PoisoningPool(num_blocks, block_size)
+        self.cache = PrefixCache(pool, block_size, cached, min_tokens)
+        self.tables = BlockTables(pool, self.cache, block_size)
+        self.engine = FakeEngine(pool, block_size)
+        self.config = SchedulerConfig(
+            num_slots,
+            max_batch_size,
+            chunk,
+            max_prefill,
+            max_prefill_tokens,
+            watermark,
+            preemption is not None,
+            preemption or "longest-first",
+        )
+        self.scheduler = Scheduler(self.config, self.tables)
+        self.now = 0.0
+        self.all: dict[int, Request] = {}
+        self.texts: list[list[int]] = [[]]
+        self.events: dict[int, list[Event]] = {}
+        self.stopped: dict[int, int] = {}
+        self.seen: set[int] = set()
+
+    @rule(arrivals=st.lists(ARRIVAL, min_size=1, max_size=5))
+    def arrive(self, arrivals):
+        for arrival in arrivals:
+            text = self.texts[arrival["base"] % len(self.texts)]
+            prompt = (text[: arrival["num_kept"]] + arrival["fresh"])[: self.capacity]
+            request = Request(
+                id=len(self.all),
+                tokens=prompt,
+                num_prompt=len(prompt),
+                max_tokens=min(arrival["max_tokens"], self.capacity - len(prompt) + 1),
+                end_tokens=frozenset({0}) if arrival["ends"] else frozenset(),
+                priority=arrival["priority"],
+                use_prefix_cache=arrival["cached"],
+                cache_salt=arrival["salt"],
+            )
+            self.all[request.id] = request
+            self.events[request.id] = []
+            self.texts.append(request.tokens)
+            self.scheduler.add(request)
+
+    @precondition(lambda self: not self.scheduler.is_idle)
+    @rule(which=st.integers(0, 1000))
+    def cancel(self, which):
+        request = self.pick(which)
+        self.record(self.scheduler.cancel(request.id, self.now))
+        assert request.finish_reason is FinishReason.CANCELLED
+        assert self.scheduler.cancel(request.id, self.now) == []
+
+    @precondition(lambda self: not self.scheduler.is_idle)
+    @rule(which=st.integers(0, 1000), back=st.integers(0, 3))
+    def find_stop(self, which, back):
+        request = self.pick(which)
+        if request.num_output:
+            num_output = max(1, request.num_output - back)
+            self.stopped[request.id] = num_output
+            self.record(self.scheduler.finish(request.id, FinishReason.STOP, num_output, self.now))
+
+    @rule(sure=st.sampled_from((False,) * 9 + (True,)))
+    def reset(self, sure):
+        if sure:
+            self.scheduler.reset_prefix_cache()
+            assert self.cache.num_entries == 0
+
+    @rule(failing=st.integers(0, 12), breaks=st.sampled_from((False,) * 9 + (True,)))
+    def tick(self, failing, breaks):
+        self.run_tick(failing, breaks)
+
+    @rule(sure=st.sampled_from((False,) * 9 + (True,)))
+    def lose_pool(self, sure):
+        if sure:
+            self.run_tick(loses_pool=True)
+
+    @rule(num=st.integers(1, 12))
+    def quiet_ticks(self, num):
+        for _ in range(num):
+            self.run_tick()
+
+    def run_tick(self, failing: int | None = None, breaks: bool = False, loses_pool: bool = False) -> None:
+        """One tick, in which the row at index ``failing`` fails, or all rows, or all that was ever computed is lost."""
+        self.now += 1.0
+        before = {request.id: len(request.tokens) for request in self.all.values()}
+        was_idle = self.scheduler.is_idle
+        plan = self.scheduler.plan(self.now)
+        self.look_at(plan, was_idle)
+        result = self.engine.run(plan, failing, breaks)
+        if loses_pool:
+            self.engine.lose_pool()
+            self.record(self.scheduler.lose_pool(plan, self.now))
+            return
+        self.record(self.scheduler.apply(plan, result, self.now))
+        for request_id in result.draws:
+            assert len(self.all[request_id].tokens) == before[request_id] + 1
+
+    def look_at(self, plan: Plan, was_idle: bool) -> None:
+        assert bool(plan.rows) != was_idle, "a tick with work computes something"
+        ids = [row.request_id for row in plan.rows]
+        assert len(ids) == len(set(ids))
+        assert len(plan.rows) <= min(self.config.num_slots, self.config.max_batch_size)
+        newcomers = set(ids) - self.seen
+        line = sorted((r for r in self.live() if r.id not in self.seen), key=lambda r: (-r.priority, r.id))
+        assert newcomers == {r.id for r in line[: len(newcomers)]}, "nobody overtakes: by priority, then by arrival"
+        self.seen |= newcomers
+        lengths = [row.num_new for row in plan.rows]
+        assert lengths == [1] * lengths.count(1) + [n for n in lengths if n > 1]
+        assert min(lengths, default=1) >= 1
+        for row in plan.rows:
+            request = self.all[row.request_id]
+            assert request.state in (State.PREFILLING, State.DECODING)
+            assert row.start == request.num_computed
+            assert row.start + row.num_new <= len(request.tokens)
+            assert row.draws == (row.start + row.num_new == len(request.tokens))
+        chunks = [row for row in plan.rows if self.all[row.request_id].state is State.PREFILLING]
+        assert len(chunks) <= self.config.max_batch_prefill
+        if len(chunks) < len(plan.rows) and self.config.prefill_chunk != 0:
+            assert sum(row.num_new for row in chunks) <= (self.config.prefill_chunk or 512)
+
+    def record(self, events: list[Event]) -> None:
+        for event in events:
+            history = self.events[event.request_id]
+            assert not any(isinstance(earlier, Finished) for earlier in history), "nothing follows the end"
+            if isinstance(event, Admitted):
+                assert not history, "admission comes first, and once"
+                assert event.num_cached < self.all[event.request_id].num_prompt
+            elif isinstance(event, Token):
+                assert history, "a token without an admission"
+            history.append(event)
+
+    def live(self) -> list[Request]:
+        return [request for request in self.all.values() if request.state is not State.FINISHED]
+
+    def pick(self, which: int) -> Request:
+        live = self.live()
+        return live[which % len(live)]
+
+    @invariant()
+    def books_add_up(self):
+        self.scheduler.check()
+        snapshot = self.scheduler.snapshot()
+        live = self.live()
+        assert snapshot.num_active + snapshot.num_queued == len(live), "no request is lost"
+        assert snapshot.total_completed == len(self.all) - len(live)
+        seats = {view.id: view.request_id for view in snapshot.slots if view.request_id is not None}
+        assert seats == {r.slot: r.id for r in live if r.slot is not None}
+        if not live:
+            assert self.scheduler.is_idle
+            assert snapshot.pool.live == 0
+            assert snapshot.pool.free == snapshot.pool.num_blocks
+
+    @invariant()
+    def outputs_are_as_if_alone(self):
+        for request in self.all.values():
+            history = self.events[request.id]
+            tokens = [event.draw.token for event in history if isinstance(event, Token)]
+            assert tokens == request.tokens[request.num_prompt :], "every token is sent, once and in order"
+            assert len(tokens) <= request.max_tokens
+            if isinstance(history[-1] if history else None, Finished):
+                assert history[-1].reason is request.finish_reason
+                assert history[-1].num_output == self.stopped.get(request.id, request.num_output)
+
+    def teardown(self):
+        """Whatever happened, quiet ticks end every request within a bounded number of them."""
+        if not hasattr(self, "scheduler"):
+            return
+        bound = 20 + sum(4 * (len(r.tokens) + r.max_tokens) * (1 + len(r.tokens)) for r in self.live())
+        while not self.scheduler.is_idle:
+            self.run_tick()
+            bound -= 1
+            assert bound > 0, "no progress"
+        self.books_add_up()
+        self.outputs_are_as_if_alone()
+        for request in self.all.values():
+            assert isinstance(self.events[request.id][-1], Finished), "every request ends"
+            for position in range(request.num_prompt, len(request.tokens)):
+                assert request.tokens[position] == answer(request.tokens[:position])
+
+
+TestSchedulerLaws = SchedulerLaws.TestCase
+TestSchedulerLaws.settings = settings(
+    max_examples=80, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

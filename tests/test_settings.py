@@ -1,0 +1,212 @@
+"""Settings: names, defaults, checks, sources, and the page that is made from them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from app import cli
+from app.errors import StartError
+from app.settings import Settings, flags_of, load, render_docs, variable
+
+
+def refusal(environ: dict[str, str], flags: dict[str, str] | None = None) -> str:
+    with pytest.raises(StartError) as error:
+        load(environ, flags)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_defaults() -> None:
+    settings = load({})
+    assert (settings.model, settings.host, settings.port) == ("embedded", "127.0.0.1", 8080)
+    assert (settings.n_parallel, settings.batch_rows, settings.max_queue_depth) == (4, 4, 32)
+    assert (settings.prefill_chunk, settings.max_batch_prefill, settings.max_batch_prefill_tokens) == (None, 4, None)
+    assert (settings.kv_block_size, settings.kv_cache_budget, settings.kv_admission_watermark) == (None, "auto", 0.01)
+    assert (settings.prompt_cache, settings.prompt_cache_min_prefix, settings.ctx_per_slot) == (True, 32, None)
+    assert (settings.drain_timeout, settings.tick_timeout, settings.max_body_bytes) == (25.0, 600.0, 16 * 2**20)
+    assert (settings.api_keys, settings.allowed_origins, settings.model_alias) == ((), (), ())
+    assert settings.cache_dir.name == "mlxcel"
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValidationError):
+        load({}).port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("600000000", 600_000_000),
+        ("4K", 4096),
+        ("16m", 2**24),
+        ("2G", 2**31),
+        ("auto", "auto"),
+        ("NONE", "none"),
+        ("0", "none"),
+    ],
+)
+def test_kv_cache_budget(text: str, value: int | str) -> None:
+    assert load({"MLXCEL_KV_CACHE_BUDGET": text}).kv_cache_budget == value
+
+
+def test_lists_are_split_and_empty_values_are_unset() -> None:
+    settings = load(
+        {"MLXCEL_MODEL_ALIAS": "a, b,*,", "MLXCEL_API_KEYS": "k1,k2", "MLXCEL_CTX_SIZE": "", "PATH": "/bin"}
+    )
+    assert settings.model_alias == ("a", "b", "*")
+    assert settings.api_keys == ("k1", "k2")
+    assert settings.ctx_size is None
+
+
+@pytest.mark.parametrize("name", ["MLXCEL_PREFILL_CHUNK", "MLXCEL_PREFILL_CHUNK_SIZE", "LLAMA_ARG_BATCH"])
+def test_prefill_chunk_has_three_names(name: str) -> None:
+    assert load({name: "0"}).prefill_chunk == 0
+
+
+def test_two_names_of_one_setting_must_agree() -> None:
+    both = {"MLXCEL_PREFILL_CHUNK": "64", "LLAMA_ARG_BATCH": "64"}
+    assert load(both).prefill_chunk == 64
+    assert "LLAMA_ARG_BATCH" in refusal(both | {"LLAMA_ARG_BATCH": "128"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "slots", "rows"),
+    [
+        ({}, 4, 4),
+        ({"MLXCEL_N_PARALLEL": "8"}, 8, 8),
+        ({"MLXCEL_MAX_BATCH_SIZE": "1"}, 4, 1),
+        ({"MLXCEL_MAX_BATCH_SIZE": "8"}, 8, 8),
+        ({"MLXCEL_MAX_BATCH_SIZE": "3", "MLXCEL_N_PARALLEL": "6"}, 6, 3),
+        ({"MLXCEL_NO_BATCH": "1"}, 1, 1),
+    ],
+)
+def test_slots_and_rows(environ: dict[str, str], slots: int, rows: int) -> None:
+    settings = load(environ)
+    assert (settings.n_parallel, settings.batch_rows) == (slots, rows)
+
+
+@pytest.mark.parametrize(
+    ("environ", "window"),
+    [
+        ({"MLXCEL_CTX_SIZE": "8195"}, 2048),
+        ({"MLXCEL_CTX_SIZE": "4096", "MLXCEL_MAX_BATCH_SIZE": "2"}, 2048),
+        ({"MLXCEL_CTX_SIZE": "4096", "MLXCEL_NO_BATCH": "true"}, 4096),
+        ({"MLXCEL_CTX_SIZE": "2048"}, 512),
+    ],
+)
+def test_ctx_size_is_a_total(environ: dict[str, str], window: int) -> None:
+    assert load(environ).ctx_per_slot == window
+
+
+@pytest.mark.parametrize(
+    ("environ", "parts"),
+    [
+        ({"MLXCEL_MAX_BATCHSIZE": "8"}, ["MLXCEL_MAX_BATCHSIZE", "did you mean MLXCEL_MAX_BATCH_SIZE?"]),
+        ({"MLXCEL_QQQQ": "8"}, ["MLXCEL_QQQQ", "docs/configuration.md"]),
+        ({"MLXCEL_PORT": "99999"}, ["MLXCEL_PORT='99999'", "65535"]),
+        ({"MLXCEL_PORT": "http"}, ["MLXCEL_PORT='http'", "integer"]),
+        ({"MLXCEL_OFFLINE": "perhaps"}, ["MLXCEL_OFFLINE='perhaps'", "boolean"]),
+        ({"MLXCEL_DEVICE": "tpu"}, ["MLXCEL_DEVICE='tpu'", "'auto', 'gpu' or 'cpu'"]),
+        ({"MLXCEL_KV_CACHE_BUDGET": "3X"}, ["MLXCEL_KV_CACHE_BUDGET='3X'", "K, M or G"]),
+        ({"MLXCEL_KV_ADMISSION_WATERMARK": "0.6"}, ["MLXCEL_KV_ADMISSION_WATERMARK='0.6'", "0.5"]),
+        ({"MLXCEL_KV_ADMISSION_WATERMARK": "nan"}, ["MLXCEL_KV_ADMISSION_WATERMARK='nan'", "finite"]),
+        ({"MLXCEL_CTX_SIZE": "2047"}, ["MLXCEL_CTX_SIZE=2047", "511 tokens a slot", "2048 in all"]),
+        ({"MLXCEL_N_PARALLEL": "2", "MLXCEL_MAX_BATCH_SIZE": "3"}, ["MLXCEL_MAX_BATCH_SIZE=3", "MLXCEL_N_PARALLEL=2"]),
+        ({"MLXCEL_NO_BATCH": "1", "MLXCEL_N_PARALLEL": "2"}, ["MLXCEL_NO_BATCH", "MLXCEL_N_PARALLEL"]),
+        (
+            {"MLXCEL_NO_PROMPT_CACHE": "1", "MLXCEL_PROMPT_CACHE": "1"},
+            ["MLXCEL_PROMPT_CACHE", "MLXCEL_NO_PROMPT_CACHE"],
+        ),
+    ],
+)
+def test_a_refusal_is_one_line_that_names_the_variable(environ: dict[str, str], parts: list[str]) -> None:
+    line = refusal(environ)
+    assert [part for part in parts if part not in line] == []
+
+
+def test_prompt_cache_is_turned_off_by_either_name() -> None:
+    assert not load({"MLXCEL_NO_PROMPT_CACHE": "1"}).prompt_cache
+    assert not load({"MLXCEL_PROMPT_CACHE": "false"}).prompt_cache
+
+
+def test_a_flag_beats_the_environment_and_sources_are_told() -> None:
+    settings = load({"MLXCEL_PORT": "9000", "MLXCEL_HOST": "0.0.0.0"}, {"port": "9001"})
+    assert settings.port == 9001
+    sources = {name: (value, source) for name, value, source in settings.describe()}
+    assert sources["MLXCEL_PORT"] == ("9001", "flag")
+    assert sources["MLXCEL_HOST"] == ("0.0.0.0", "environment")
+    assert sources["MLXCEL_MODEL"] == ("embedded", "default")
+    assert list(sources) == [variable(field) for field in Settings.model_fields]
+    assert "--port='x'" in refusal({}, {"port": "x"})
+
+
+def test_secrets_are_never_shown() -> None:
+    settings = load({"MLXCEL_API_KEYS": "hunter2"})
+    assert "hunter2" not in repr(settings) + str(settings.describe())
+    assert ("MLXCEL_API_KEYS", "***", "environment") in settings.describe()
+    assert flags_of("api_keys") == []
+    assert "hunter2" not in refusal({"MLXCEL_API_KEYS": "hunter2", "MLXCEL_PORT": "x"})
+
+
+def test_the_fingerprint_follows_the_values_alone() -> None:
+    assert load({}).fingerprint == load({"MLXCEL_PORT": "8080"}).fingerprint
+    assert load({}).fingerprint != load({"MLXCEL_PORT": "8081"}).fingerprint
+
+
+def test_configuration_page_is_up_to_date() -> None:
+    page = Path(__file__).parent.parent / "docs" / "configuration.md"
+    assert page.read_text() == render_docs(), "run: make docs"
+
+
+def test_check_prints_and_leaves(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLXCEL_API_KEYS", "hunter2")
+    assert (
+        cli.main(["serve", "--check", "--max-batch-size", "8", "--enable-preemption", "--prefill-chunk-size", "0"]) == 0
+    )
+    out = capsys.readouterr().out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["MLXCEL_MAX_BATCH_SIZE", "8", "flag"] in lines
+    assert ["MLXCEL_ENABLE_PREEMPTION", "true", "flag"] in lines
+    assert ["MLXCEL_PREFILL_CHUNK", "0", "flag"] in lines
+    assert lines[-1] == [
+        "fingerprint",
+        load({}, {"max_batch_size": "8", "enable_preemption": "1", "prefill_chunk": "0"}).fingerprint,
+    ]
+    assert "hunter2" not in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        (["serve", "--max-batchsize", "8"], "--max-batch-size"),
+        (["serve", "--port"], "--port"),
+        (["serve", "--port", "0"], "--port='0'"),
+        (["sevre"], "serve"),
+        ([], "COMMAND"),
+    ],
+)
+def test_a_bad_command_line_is_one_line(argv: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(argv) == 1
+    out, errors = capsys.readouterr()
+    assert out == ""
+    assert part in errors
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("curl", ["/usr/bin/curl", None])
+def test_the_line_to_try_is_a_whole_shell_command(curl: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: curl)
+    words = shlex.split(
+        cli.try_line(load({"MLXCEL_HOST": "::", "MLXCEL_API_KEYS": "hunter2", "MLXCEL_MODEL_ALIAS": "*,m"}))
+    )
+    assert "hunter2" not in " ".join(words)
+    assert "http://[::1]:8080/v1/chat/completions" in words[2]
+    if curl:
+        assert json.loads(words[words.index("-d") + 1])["model"] == "m"
+    else:
+        compile(words[2], "try", "exec")

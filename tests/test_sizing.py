@@ -1,0 +1,84 @@
+"""sizing: budgets as people write them, and blocks from bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.errors import StartError
+from app.kv.sizing import parse_budget, size_pool
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [
+        ("auto", "auto"),
+        ("NONE", "none"),
+        ("0", "none"),
+        ("0M", "none"),
+        ("4096", 4096),
+        ("8k", 8 << 10),
+        ("512M", 512 << 20),
+        (" 2G ", 2 << 30),
+    ],
+)
+def test_budgets_are_read(text, budget):
+    assert parse_budget(text) == budget
+
+
+@pytest.mark.parametrize("text", ["", "M", "-1", "1.5G", "2T", "2GB", "1 0", "many", "\u0664"])
+def test_other_texts_are_refused(text):
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_budget(text)
+
+
+def size(budget, **changes):
+    options = {
+        "bytes_per_token": 1024,
+        "block_size": 64,
+        "num_slots": 4,
+        "window_tokens": 2000,
+        "available_bytes": 100 * MIB,
+        "weight_bytes": 20 * MIB,
+    }
+    return size_pool(budget, **(options | changes))
+
+
+@pytest.mark.parametrize(
+    ("budget", "changes", "num_blocks"),
+    [
+        ("none", {}, 160),  # 4 x 32 blocks and a quarter
+        ("none", {"available_bytes": 0}, 160),
+        ("none", {"num_slots": 1, "window_tokens": 64}, 8),  # 512 tokens at least
+        ("auto", {}, 160),
+        ("auto", {"available_bytes": 30 * MIB}, 128),  # 80% of 10 MiB in blocks of 64 KiB
+        (10 * MIB, {}, 160),
+        (10 * MIB - 1, {}, 159),
+        (MIB // 2, {}, 8),
+    ],
+)
+def test_blocks_follow_from_need_and_memory(budget, changes, num_blocks):
+    assert size(budget, **changes).num_blocks == num_blocks
+
+
+@pytest.mark.parametrize(
+    ("budget", "changes"),
+    [
+        (MIB // 2 - 1, {}),
+        (1, {}),
+        ("auto", {"available_bytes": 20 * MIB}),
+        ("auto", {"available_bytes": 10 * MIB}),
+        (600 * 1024, {"block_size": 1024}),
+    ],
+)
+def test_a_pool_under_512_tokens_stops_the_start_with_the_sum(budget, changes):
+    with pytest.raises(StartError, match="at least 512 tokens") as refusal:
+        size(budget, **changes)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_sum_is_explained():
+    explain = size("auto", available_bytes=30 * MIB).explain
+    for part in ("4 slots x 2000 tokens", "160 blocks", "30.0 MiB", "20.0 MiB", "128 blocks x 64 tokens", "8.0 MiB"):
+        assert part in explain
