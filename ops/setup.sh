@@ -102,8 +102,10 @@ is_done() { [ -f "$venv/stamp-$1" ] && [ "$(cat "$venv/stamp-$1")" = "$(stamp_of
 if is_done "$kind" || is_done dev; then exit 0; fi
 
 install_system_packages
-[ -x "$venv/bin/pip" ] && [ "$("$venv/bin/python" -c 'import sys; print(sys.version)')" = \
-    "$("$python" -c 'import sys; print(sys.version)')" ] || create_venv
+version='import sys; print(sys.version)'
+if ! [ -x "$venv/bin/pip" ] || [ "$("$venv/bin/python" -c "$version")" != "$("$python" -c "$version")" ]; then
+    create_venv
+fi
 say "installing $(grep -c '^[a-z]' "ops/requirements/$kind.txt") locked packages (a minute or two the first time)"
 install "ops/requirements/$kind.txt"
 say "installing the embedded model, SmolLM2-135M (about 90 MB)"

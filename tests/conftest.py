@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from app.engine.blas import preload
+from tests.serving import ServerProcess, serving
 
 preload("auto", "auto")
 
@@ -20,3 +22,11 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = imported_directory(source, tmp_path_factory.mktemp("models"))
     import_gguf(source, target, report=lambda _: None)
     return target
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One server for all tests that only ask it things: four slots, four places in the queue."""
+    folder = tmp_path_factory.mktemp("server")
+    with serving(folder, CACHE_DIR=str(folder), MAX_QUEUE_DEPTH="4") as process:
+        yield process

@@ -142,6 +142,33 @@ def test_slots_are_taken_lowest_first_and_bounded_by_the_batch():
     assert [request.slot for request in requests] == [None, 1, 0]
 
 
+def test_the_lowest_free_slot_is_taken_again():
+    bench = Bench()
+    requests = [bench.add(3) for _ in range(3)]
+    bench.tick()
+    bench.scheduler.cancel(1, bench.now)
+    requests.append(bench.add(3))
+    bench.tick()
+    assert [request.slot for request in requests] == [0, None, 2, 1]
+
+
+def test_a_head_that_cannot_be_admitted_does_not_hold_up_a_parked_prompt():
+    bench = Bench(num_slots=1, max_batch_size=1, prefill_chunk=4, max_batch_prefill_tokens=4)
+    bench.add(10)
+    bench.tick()
+    bench.add(3, priority=1)
+    assert shape(bench.tick()[0]) == [(0, 4, 4, False)]
+
+
+def test_a_parked_prompt_waits_for_one_of_a_higher_priority():
+    bench = Bench(prefill_chunk=4, max_batch_prefill_tokens=4)
+    bench.add(10)
+    bench.tick()
+    bench.add(6, priority=1)
+    assert shape(bench.tick()[0]) == [(1, 0, 4, False)]
+    assert shape(bench.tick()[0]) == [(1, 4, 2, True), (0, 4, 2, False)]
+
+
 def test_who_does_not_fit_waits_and_nobody_of_its_rank_overtakes():
     bench = Bench(num_blocks=8, watermark=0.0)
     bench.add(20, max_tokens=4)
@@ -259,6 +286,7 @@ def test_cancel_frees_slot_and_blocks_at_once(num_ticks):
         bench.tick()
     assert bench.scheduler.cancel(0, 9.0) == [Finished(0, FinishReason.CANCELLED, request.num_output, 9.0)]
     assert bench.scheduler.is_idle
+    assert bench.scheduler.waiting_ids() == []
     assert bench.tables.num_free == 64
     assert bench.scheduler.cancel(0, 9.0) == []
     assert bench.tick() == (Plan(), [])
@@ -299,6 +327,17 @@ def test_a_request_that_fails_in_its_first_tick_was_never_admitted():
     bench.add(5)
     assert bench.tick(failing=(0,))[1] == [Finished(0, FinishReason.ERROR, 0, 1.5)]
     assert bench.tables.pool.num_cached == 0
+
+
+def test_a_copy_that_may_not_have_been_made_is_not_published():
+    bench = Bench()
+    text = list(range(10))
+    bench.add(text, max_tokens=1)
+    bench.tick()
+    num_entries = bench.tables.prefix_cache.num_entries
+    bench.add([*text[:9], 99, 98], max_tokens=1)
+    bench.tick(failing=(1,))
+    assert bench.tables.prefix_cache.num_entries == num_entries
 
 
 def test_a_row_without_its_draw_has_failed():

@@ -82,6 +82,26 @@ def answer(tokens: Sequence[int]) -> int:
     return value % VOCABULARY
 
 
+SIZES = st.fixed_dictionaries(
+    {
+        "block_size": st.integers(1, 8),
+        "num_blocks": st.integers(2, 10),
+        "cached": st.sampled_from((True, True, True, False)),
+        "min_tokens": st.sampled_from((0, 0, 3)),
+    }
+)
+CONFIG = st.fixed_dictionaries(
+    {
+        "num_slots": st.sampled_from((1, 2, 3, 4, 4, 4)),
+        "max_batch_size": st.sampled_from((2, 4, 5)),
+        "prefill_chunk": st.one_of(st.none(), st.integers(0, 64), st.integers(1, 4)),
+        "max_batch_prefill": st.integers(1, 3),
+        "max_batch_prefill_tokens": st.one_of(st.none(), st.integers(0, 12)),
+        "watermark": st.sampled_from((0.0, 0.01, 0.5)),
+        "enable_preemption": st.booleans(),
+        "preemption_policy": st.sampled_from(("longest-first", "lowest-priority")),
+    }
+)
 ARRIVAL = st.fixed_dictionaries(
     {
         "base": st.integers(0, 1000),  # whose text the prompt begins with, answer included
@@ -99,48 +119,15 @@ ARRIVAL = st.fixed_dictionaries(
 class SchedulerLaws(RuleBasedStateMachine):
     """Arrivals, cancels, stops and failures in any order, on a pool so small that reclaim and eviction are common."""
 
-    @initialize(
-        block_size=st.integers(1, 8),
-        num_blocks=st.integers(2, 10),
-        num_slots=st.sampled_from((1, 2, 3, 4, 4, 4)),
-        max_batch_size=st.sampled_from((2, 4, 5)),
-        chunk=st.one_of(st.none(), st.integers(0, 64), st.integers(1, 4)),
-        max_prefill=st.integers(1, 3),
-        max_prefill_tokens=st.one_of(st.none(), st.integers(0, 12)),
-        watermark=st.sampled_from((0.0, 0.01, 0.5)),
-        preemption=st.sampled_from((None, "longest-first", "lowest-priority")),
-        cached=st.sampled_from((True, True, True, False)),
-        min_tokens=st.sampled_from((0, 0, 3)),
-    )
-    def start(
-        self,
-        block_size,
-        num_blocks,
-        num_slots,
-        max_batch_size,
-        chunk,
-        max_prefill,
-        max_prefill_tokens,
-        watermark,
-        preemption,
-        cached,
-        min_tokens,
-    ):
+    @initialize(sizes=SIZES, config=CONFIG)
+    def start(self, sizes, config):
+        block_size, num_blocks = sizes["block_size"], sizes["num_blocks"]
         self.capacity = num_blocks * block_size
         pool = PoisoningPool(num_blocks, block_size)
-        self.cache = PrefixCache(pool, block_size, cached, min_tokens)
+        self.cache = PrefixCache(pool, block_size, sizes["cached"], sizes["min_tokens"])
         self.tables = BlockTables(pool, self.cache, block_size)
         self.engine = FakeEngine(pool, block_size)
-        self.config = SchedulerConfig(
-            num_slots,
-            max_batch_size,
-            chunk,
-            max_prefill,
-            max_prefill_tokens,
-            watermark,
-            preemption is not None,
-            preemption or "longest-first",
-        )
+        self.config = SchedulerConfig(**config)
         self.scheduler = Scheduler(self.config, self.tables)
         self.now = 0.0
         self.all: dict[int, Request] = {}
@@ -307,5 +294,5 @@ class SchedulerLaws(RuleBasedStateMachine):
 
 TestSchedulerLaws = SchedulerLaws.TestCase
 TestSchedulerLaws.settings = settings(
-    max_examples=80, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

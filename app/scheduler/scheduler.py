@@ -85,7 +85,7 @@ class Scheduler:
     def finish(self, request_id: int, reason: FinishReason, num_output: int, now: float) -> list[Event]:
         """As ``cancel``, for a request whose answer was complete after ``num_output`` tokens (a stop string)."""
         request = self._requests.get(request_id)
-        return [] if request is None else [self._finish(request, reason, min(num_output, request.num_output), now)]
+        return [] if request is None else [self._finish(request, reason, num_output, now)]
 
     def waiting_ids(self) -> list[int]:
         """The requests of which nothing was computed yet and which hold no slot."""
@@ -276,6 +276,7 @@ class Scheduler:
         if request.state is State.QUEUED:
             self._queue.remove(request.id)
         else:
+            # After an error the last block is not to be trusted: the copy it began as may not have been made.
             self._leave(request, publish_tail=reason is not FinishReason.ERROR)
         request.move(State.FINISHED, reason)
         del self._requests[request.id]

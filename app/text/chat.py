@@ -78,6 +78,8 @@ class ChatText:
         self._encoder = tokenizers.Tokenizer.from_str(fast_tokenizer(tokenizer).to_str())
         self._encoder.no_truncation()
         self._encoder.no_padding()
+        self._literal_encoder = tokenizers.Tokenizer.from_str(self._encoder.to_str())
+        self._literal_encoder.encode_special_tokens = True
         added = self._encoder.get_added_tokens_decoder()
         control = {token.content for token in added.values() if token.special and len(token.content) > 1}
         control.update(text for token in end_tokens if len(text := self._encoder.id_to_token(token) or "") > 1)
@@ -94,16 +96,18 @@ class ChatText:
         self._encoder.add_tokens([tokenizers.AddedToken(self._fence, special=True, normalized=False)])
         self._fence_id = self._encoder.token_to_id(self._fence)
 
-    def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Ids of plain text, in which control tokens are recognised by their names.
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Ids of plain text.
 
-        ``add_special`` adds what the tokenizer puts around a text, such as a BOS token.
+        ``add_special`` adds what the tokenizer puts around a text, such as a BOS token. ``parse_special`` recognises
+        control tokens by their names; without it they are text like any other.
 
         Raises:
             InvalidRequest: the text is no valid Unicode.
         """
         _check_unicode(text, "prompt")
-        return self._encoder.encode(text, add_special_tokens=add_special).ids
+        encoder = self._encoder if parse_special else self._literal_encoder
+        return encoder.encode(text, add_special_tokens=add_special).ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens by their names.

@@ -1,0 +1,349 @@
+"""The running server, asked as clients ask it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.serving import ServerProcess, serving
+
+CAPITAL = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+ANSWER = "The capital of France is Paris."
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+def answer(server: ServerProcess, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    response = server.post(path, body)
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def text_of(body: dict[str, Any], index: int = 0) -> str:
+    choice = body["choices"][index]
+    return str(choice["text"] if "text" in choice else choice["message"]["content"])
+
+
+def events(server: ServerProcess, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The chunks of a stream, which has to end with [DONE]."""
+    with server.http.stream("POST", path, json=body | {"stream": True}) as response:
+        assert response.status_code == 200, response.read()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def streamed_text(chunks: Iterable[dict[str, Any]]) -> str:
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    return "".join(choice["text"] if "text" in choice else choice["delta"].get("content") or "" for choice in choices)
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "it never came to hold"
+        time.sleep(0.05)
+
+
+def num_busy(server: ServerProcess) -> int:
+    return sum(slot["is_processing"] for slot in server.http.get("/slots").json())
+
+
+def num_live_blocks(server: ServerProcess) -> int:
+    return int(server.http.get("/v1/cache/stats").json()["paged_blocks_live"])
+
+
+def test_the_capital_of_france_whole_and_streamed(server: ServerProcess) -> None:
+    whole = answer(server, CHAT, CAPITAL)
+    assert text_of(whole) == ANSWER
+    assert whole["choices"][0]["finish_reason"] == "stop"
+    *chunks, last = events(server, CHAT, CAPITAL | {"stream_options": {"include_usage": True}})
+    assert streamed_text(chunks) == ANSWER
+    assert last["choices"] == []
+    for count in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert last["usage"][count] == whole["usage"][count]
+
+
+def test_openai_client_works_unchanged(server: ServerProcess) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    (model,) = client.models.list().data
+    assert client.models.retrieve(model.id).id == model.id
+    chat = client.chat.completions.create(model=model.id, messages=CAPITAL["messages"], temperature=0)  # type: ignore[call-overload]
+    assert chat.choices[0].message.content == ANSWER
+    stream = client.chat.completions.create(  # type: ignore[call-overload]
+        model=model.id, messages=CAPITAL["messages"], temperature=0, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == ANSWER
+    assert chunks[-1].usage.total_tokens == chat.usage.total_tokens
+    text = client.completions.create(model=model.id, prompt="1 2 3 4 5 6", max_tokens=4, temperature=0, logprobs=2)
+    assert text.choices[0].text.startswith(" 7")
+    assert len(text.choices[0].logprobs.token_logprobs) == 4  # type: ignore[union-attr, arg-type]
+    pieces = client.completions.create(model=model.id, prompt="1 2 3 4 5 6", max_tokens=4, temperature=0, stream=True)
+    assert "".join(piece.choices[0].text for piece in pieces) == text.choices[0].text
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("no-such-model")
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.chat.completions.create(model=model.id, messages=CAPITAL["messages"], temperature=-1)  # type: ignore[call-overload]
+
+
+def test_every_form_of_prompt(server: ServerProcess) -> None:
+    words = ["1 2 3 4 5 6 7", "a b c d e f g"]
+    options = {"max_tokens": 5, "temperature": 0}
+    ids = [server.post("/tokenize", {"content": text}).json()["tokens"] for text in words]
+    single = [text_of(answer(server, TEXT, {"prompt": text, **options})) for text in words]
+    assert [text_of(answer(server, TEXT, {"prompt": tokens, **options})) for tokens in ids] == single
+    for several in (words, ids):
+        body = answer(server, TEXT, {"prompt": several, **options})
+        assert [text_of(body, index) for index in (0, 1)] == single
+        assert body["usage"]["prompt_tokens"] == sum(map(len, ids))
+
+
+def test_every_route_answers_in_its_shape(server: ServerProcess) -> None:
+    get = server.http.get
+    assert get("/health").json().keys() == {"status", "batch", "n_ctx_per_slot"}
+    assert get("/v1/health").json() == get("/health").json()
+    assert get("/health/live").status_code == get("/health/ready").status_code == 200
+    assert server.http.head("/health").status_code == 200
+    (model,) = get("/v1/models").json()["data"]
+    assert get(f"/v1/models/{model['id']}").json() == model
+    slots = get("/slots").json()
+    assert [slot["id"] for slot in slots] == [0, 1, 2, 3]
+    assert all(slot["n_ctx"] == get("/health").json()["n_ctx_per_slot"] for slot in slots)
+    stats = get("/v1/cache/stats").json()
+    assert stats["paged_blocks_allocated"] == stats["paged_blocks_live"] + stats["paged_blocks_free"]
+    assert stats["paged_bytes_reserved"] <= 256 * 2**20
+    props = get("/props").json()
+    assert props["total_slots"] == 4
+    assert "im_start" in props["chat_template"]
+    rendered = server.post("/apply-template", {"messages": CAPITAL["messages"]}).json()["prompt"]
+    assert rendered.endswith("<|im_start|>assistant\n")
+    tokens = server.post("/tokenize", {"content": rendered}).json()["tokens"]
+    assert server.post("/detokenize", {"tokens": tokens}).json() == {"content": rendered}
+    assert b"mlxcel_tick_seconds_bucket" in get("/metrics").content
+    assert server.post("/v1/cache/reset", {}).status_code == 200
+    assert get("/v1/cache/stats").json()["entries"] == 0
+
+
+@pytest.mark.parametrize("stop", ["4 15", ["zebra", "4 15"], ["4 1"], "3"])
+def test_a_stop_string_across_tokens_never_leaks(server: ServerProcess, stop: str | list[str]) -> None:
+    body = {"prompt": "1 2 3 4 5 6 7 8 9 10 11 12", "max_tokens": 24, "temperature": 0}
+    free = text_of(answer(server, TEXT, body))
+    cut = min(free.index(one) for one in ([stop] if isinstance(stop, str) else stop) if one in free)
+    whole = answer(server, TEXT, body | {"stop": stop})
+    assert text_of(whole) == free[:cut]
+    assert whole["choices"][0]["finish_reason"] == "stop"
+    assert whole["usage"]["completion_tokens"] < 24
+    chunks = events(server, TEXT, body | {"stop": stop})
+    assert streamed_text(chunks) == free[:cut]
+
+
+def test_text_is_never_cut_inside_a_character(server: ServerProcess) -> None:
+    body = {"prompt": "🐱🔥" * 5, "temperature": 0}
+    for max_tokens in (6, 7, 8, 9):
+        whole = text_of(answer(server, TEXT, body | {"max_tokens": max_tokens}))
+        chunks = events(server, TEXT, body | {"max_tokens": max_tokens})
+        assert streamed_text(chunks) == whole
+        assert "�" not in whole.rstrip("�")
+
+
+def test_logprobs_have_raw_bytes_and_fit_the_text(server: ServerProcess) -> None:
+    cats = {
+        "messages": [{"role": "user", "content": "Repeat exactly: 🐱🔥🐱🔥🐱🔥"}],
+        "temperature": 0,
+        "max_tokens": 14,
+    }
+    whole = answer(server, CHAT, cats | {"logprobs": True, "top_logprobs": 2})
+    entries = whole["choices"][0]["logprobs"]["content"]
+    assert abs(len(entries) - whole["usage"]["completion_tokens"]) <= 1
+    data = bytes(byte for entry in entries for byte in entry["bytes"])
+    assert data.decode("utf-8", "replace").startswith(text_of(whole).rstrip("�"))
+    assert all(entry["bytes"] != [239, 191, 189] for entry in entries)
+    assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
+    assert all(entry["logprob"] <= entry["top_logprobs"][0]["logprob"] + 1e-6 for entry in entries)
+    chunks = events(server, CHAT, cats | {"logprobs": True, "top_logprobs": 2})
+    streamed = [entry for c in chunks for x in c["choices"] for entry in (x["logprobs"] or {}).get("content", [])]
+    assert [entry["token"] for entry in streamed] == [entry["token"] for entry in entries]
+
+
+def test_seeds_and_choices(server: ServerProcess) -> None:
+    story = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 1.0}
+    first, second = (answer(server, TEXT, story | {"seed": 7, "n": 3}) for _ in range(2))
+    texts = [text_of(first, i) for i in range(3)]
+    assert texts == [text_of(second, i) for i in range(3)]
+    assert len(set(texts)) == 3
+    assert first["usage"]["completion_tokens"] == 36
+    with ThreadPoolExecutor(4) as pool:
+        crowd = [pool.submit(answer, server, TEXT, story | {"seed": seed}) for seed in (7, 100, 101, 102)]
+    assert text_of(crowd[0].result()) == texts[0]
+
+
+def test_sampling_fields_of_all_kinds_share_a_batch(server: ServerProcess) -> None:
+    story = {"prompt": "Once upon a time", "max_tokens": 8}
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"logit_bias": {"100": -5}, "temperature": 0.5},
+        {"presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
+        {"top_p": 0.9, "top_k": 30, "min_p": 0.02, "logprobs": 2},
+        {"stop": ["zzz"], "seed": 3},
+        {"ignore_eos": True},
+    ]
+    alone = text_of(answer(server, TEXT, story | kinds[0]))
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        bodies = list(pool.map(lambda kind: answer(server, TEXT, story | kind), kinds))
+    assert text_of(bodies[0]) == alone
+    assert bodies[-1]["usage"]["completion_tokens"] == 8
+
+
+def test_logit_bias_and_ignore_eos(server: ServerProcess) -> None:
+    numbers = {"prompt": "1 2 3 4 5 6 7 8 9 10 11 12", "max_tokens": 6, "temperature": 0}
+    free = text_of(answer(server, TEXT, numbers))
+    (space, *_) = server.post("/tokenize", {"content": free[:3]}).json()["tokens"]
+    assert text_of(answer(server, TEXT, numbers | {"logit_bias": {str(space): -100}})) != free
+    endless = answer(server, CHAT, CAPITAL | {"ignore_eos": True, "max_completion_tokens": 20})
+    assert endless["usage"]["completion_tokens"] == 20
+    assert endless["choices"][0]["finish_reason"] == "length"
+    assert text_of(endless).startswith(ANSWER)
+
+
+def test_greedy_text_does_not_depend_on_the_crowd(server: ServerProcess) -> None:
+    prompts = [" ".join(str(i % 97) for i in range(n)) for n in (1, 3, 15, 70, 200)]
+    ask = [{"prompt": prompt, "max_tokens": 10, "temperature": 0} for prompt in prompts]
+    alone = [text_of(answer(server, TEXT, body | {"cache_prompt": False})) for body in ask]
+    with ThreadPoolExecutor(len(ask)) as pool:
+        crowd = [text_of(body) for body in pool.map(lambda body: answer(server, TEXT, body), ask)]
+    assert crowd == alone
+    assert [text_of(answer(server, TEXT, body)) for body in reversed(ask)] == alone[::-1]
+
+
+def test_a_second_turn_adopts_the_first(server: ServerProcess) -> None:
+    first = answer(server, CHAT, CAPITAL)
+    reply = {"role": "assistant", "content": text_of(first)}
+    turns = [*CAPITAL["messages"], reply, {"role": "user", "content": "And of Spain?"}]  # type: ignore[misc]
+    second = answer(server, CHAT, {"messages": turns, "temperature": 0, "max_tokens": 8})
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= first["usage"]["total_tokens"] - 2
+    cold = answer(server, CHAT, {"messages": turns, "temperature": 0, "max_tokens": 8, "cache_prompt": False})
+    assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert text_of(cold) == text_of(second)
+
+
+def test_control_tokens_in_a_message_are_text(server: ServerProcess) -> None:
+    def num_prompt(content: str) -> int:
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+        return int(answer(server, CHAT, body)["usage"]["prompt_tokens"])
+
+    assert num_prompt("<|im_end|>" * 20) - num_prompt("") >= 60
+
+
+def test_a_prompt_over_the_window_is_refused_with_both_numbers(server: ServerProcess) -> None:
+    window = server.http.get("/health").json()["n_ctx_per_slot"]
+    for extra in ({}, {"stream": True}):
+        response = server.post(TEXT, {"prompt": "the quick brown fox " * 3000, "max_tokens": 4, **extra})
+        assert response.status_code == 400
+        assert str(window) in response.json()["error"]["message"]
+        assert "12000" in response.json()["error"]["message"]
+
+
+def test_more_than_the_budget_is_refused_with_the_sum(server: ServerProcess) -> None:
+    response = server.post(TEXT, {"prompt": [5] * 100, "max_tokens": 10**9})
+    assert response.status_code == 400
+    assert str(100 + 10**9) in response.json()["error"]["message"]
+
+
+def test_past_slots_and_queue_comes_503_before_any_byte(server: ServerProcess) -> None:
+    def ask(i: int) -> httpx.Response:
+        story = {"messages": [{"role": "user", "content": f"Tell story {i}."}], "max_tokens": 30, "ignore_eos": True}
+        return server.post(CHAT, story | {"stream": i % 2 == 0})
+
+    with ThreadPoolExecutor(14) as pool:
+        responses = list(pool.map(ask, range(14)))
+    refused = [response for response in responses if response.status_code == 503]
+    assert {response.status_code for response in responses} == {200, 503}
+    assert len(refused) == 14 - 8
+    for response in refused:
+        assert response.json() == {"error": {"message": "Server is busy. Retry later.", "type": "overloaded"}}
+        assert int(response.headers["retry-after"]) >= 1
+    assert text_of(answer(server, CHAT, CAPITAL)) == ANSWER
+
+
+def test_more_choices_than_the_server_holds_are_refused(server: ServerProcess) -> None:
+    response = server.post(TEXT, {"prompt": "a", "n": 9, "max_tokens": 1})
+    assert response.status_code == 400
+    assert "9" in response.json()["error"]["message"]
+
+
+def test_a_client_that_leaves_frees_slot_and_blocks(server: ServerProcess) -> None:
+    wait_until(lambda: num_busy(server) == 0)
+    story = {"prompt": "Once upon a time", "max_tokens": 3000, "ignore_eos": True}
+    with server.http.stream("POST", TEXT, json=story | {"stream": True}) as response:
+        next(response.iter_lines())
+        assert num_busy(server) == 1
+        assert num_live_blocks(server) >= 1
+    wait_until(lambda: num_busy(server) == 0 and num_live_blocks(server) == 0)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(server.url + TEXT, json=story, timeout=0.5)
+    wait_until(lambda: num_busy(server) == 0 and num_live_blocks(server) == 0)
+
+
+def test_slots_never_show_text(server: ServerProcess) -> None:
+    story = {"prompt": "ZEBRA-SECRET-7 went", "max_tokens": 60, "ignore_eos": True, "stream": True}
+    with server.http.stream("POST", TEXT, json=story) as response:
+        next(response.iter_lines())
+        shown = server.http.get("/slots").text
+    assert '"is_processing":true' in shown
+    assert "ZEBRA" not in shown
+
+
+def test_health_answers_while_a_long_prompt_prefills(server: ServerProcess) -> None:
+    long = {"prompt": "the quick brown fox " * 380, "max_tokens": 1, "cache_prompt": False}
+    with ThreadPoolExecutor(1) as pool:
+        work = pool.submit(server.post, TEXT, long)
+        num_answers = 0
+        while not work.done():
+            assert httpx.get(f"{server.url}/health", timeout=5.0).status_code == 200
+            num_answers += 1
+            time.sleep(0.05)
+    assert work.result().status_code == 200
+    assert num_answers > 3
+
+
+def test_bad_requests_leave_the_server_as_it_was(server: ServerProcess) -> None:
+    headers = {"content-type": "application/json"}
+    deep = b'{"messages":[{"role":"user","content":"hi"}],"tools":' + b"[" * 20000 + b"]" * 20000 + b"}"
+    surrogate = rb'{"messages":[{"role":"user","content":"emoji \ud83d"}],"max_tokens":2}'
+    for content in (b"", b"{", b"[]", b'{"messages": NaN}', deep, surrogate, b'{"messages":[]}', b"\xff\xfe"):
+        response = server.http.post(CHAT, content=content, headers=headers)
+        assert response.status_code == 400, content[:40]
+        assert response.json()["error"]["message"]
+    assert text_of(answer(server, CHAT, CAPITAL)) == ANSWER
+
+
+def test_a_second_server_on_the_port_says_so(server: ServerProcess, tmp_path: Path) -> None:
+    port = server.url.rsplit(":", 1)[1]
+    with serving(tmp_path, wait=False, PORT=port) as second:
+        assert second.process.wait(20) == 1
+        (line,) = second.log.read_text().splitlines()
+        assert "is in use" in line
+
+
+def test_ctrl_c_is_clean_also_in_the_middle_of_a_prompt(tmp_path: Path, model_dir: Path) -> None:
+    with serving(tmp_path, MODEL=str(model_dir)) as own:
+        with ThreadPoolExecutor(2) as pool:
+            long = {"prompt": "the quick brown fox " * 1200, "max_tokens": 200, "stream": True}
+            work = [pool.submit(own.post, TEXT, long | {"cache_prompt": False}) for _ in range(2)]
+            wait_until(lambda: num_busy(own) >= 1)
+            assert own.signal_and_wait(signal.SIGINT, 2.5) == 0
+            for one in work:
+                assert one.exception() is not None or one.result().status_code in (200, 503)
+        assert "Traceback" not in own.log.read_text()
