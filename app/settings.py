@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from app.errors import StartError
 
@@ -25,6 +26,10 @@ _ALIASES = {
     "prefill_chunk": ("MLXCEL_PREFILL_CHUNK_SIZE", "LLAMA_ARG_BATCH"),
     "n_parallel": ("MLXCEL_PARALLEL",),
 }
+
+
+def _spellings(field: str) -> AliasChoices:
+    return AliasChoices(PREFIX + field.upper(), *_ALIASES[field])
 
 
 def _parse_bytes(value: object) -> object:
@@ -60,15 +65,24 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_split_list)]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class Settings(BaseModel):
+class Settings(BaseSettings):
     """The resolved settings, fixed for the life of the process. ``None`` means unset. Build it with ``load``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_ignore_empty=True,
+        enable_decoding=False,  # lists are split by commas, not read as JSON
+        populate_by_name=True,
+        frozen=True,
+        extra="forbid",
+        protected_namespaces=(),
+    )
 
     model: str = Field("embedded", min_length=1, description="`embedded`, a model directory, a .gguf file, or a hub id")
     offline: bool = Field(False, description="never look anything up on the hub")
     cache_dir: Path = Field(
-        Path(), description="folder for imported models; unset: `mlxcel` in the user's cache folder"
+        default_factory=lambda: _user_cache_dir() / "mlxcel",
+        description="folder for imported models; unset: `mlxcel` in the user's cache folder"
     )
     model_alias: Names = Field(
         (), description="accepted names, comma list, the first is shown; `*`: any; unset: from the path"
@@ -87,11 +101,15 @@ class Settings(BaseModel):
         default_factory=lambda data: 1 if data["no_batch"] else max(4, data["max_batch_size"] or 0),
         ge=1,
         le=4096,
+        validation_alias=_spellings("n_parallel"),
         description="slots; unset: 4, more where `MLXCEL_MAX_BATCH_SIZE` asks for it, 1 with `MLXCEL_NO_BATCH`",
     )
     max_queue_depth: int = Field(32, ge=0, description="requests that may wait for a slot; beyond: 503")
     prefill_chunk: int | None = Field(
-        None, ge=0, description="tokens; 0: no chunking; unset: 2048 alone, 512 beside decode"
+        None,
+        ge=0,
+        validation_alias=_spellings("prefill_chunk"),
+        description="tokens; 0: no chunking; unset: 2048 alone, 512 beside decode",
     )
     max_batch_prefill: int = Field(4, ge=1, description="most prompts that prefill in one tick")
     max_batch_prefill_tokens: int | None = Field(None, ge=0, description="most tokens in it; 0: no cap; unset: derived")
@@ -131,6 +149,18 @@ class Settings(BaseModel):
     )
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then the environment; no files."""
+        return init_settings, env_settings
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Settings:
@@ -197,31 +227,28 @@ def flags_of(field: str) -> list[str]:
     return ["--" + name.removeprefix(PREFIX).lower().replace("_", "-") for name in names if name.startswith(PREFIX)]
 
 
-def load(environ: Mapping[str, str] | None = None, flags: Mapping[str, str] | None = None) -> Settings:
-    """Read the environment (``os.environ`` unless given) and flags by field name, which win. Empty values are unset.
+def load(flags: Mapping[str, str] | None = None) -> Settings:
+    """Read the environment and flags by field name, which win. Empty variables are unset.
 
     Raises:
         StartError: an unknown name, a value that is not allowed, or a contradiction, in one line.
     """
-    environ = os.environ if environ is None else environ
-    given = _read(environ)
-    given |= {field: ("--" + field.replace("_", "-"), value, "flag") for field, value in (flags or {}).items()}
-    values: dict[str, Any] = {field: value for field, (_, value, _) in given.items()}
-    if "cache_dir" not in values:
-        values["cache_dir"] = _user_cache_dir(environ) / "mlxcel"
+    flags = flags or {}
+    given = _given()
+    given |= {field: ("--" + field.replace("_", "-"), value, "flag") for field, value in flags.items()}
     try:
-        settings = Settings(**values)
+        settings = Settings(**dict(flags))  # type: ignore[arg-type]  # strings, which it validates
     except ValidationError as error:
         raise StartError(_one_line(error, given)) from None
     settings._sources.update({field: source for field, (_, _, source) in given.items()})
     return settings
 
 
-def _read(environ: Mapping[str, str]) -> dict[str, tuple[str, str, str]]:
-    """Field -> (name as given, value, source) of everything set; refuses unknown and doubly given names."""
+def _given() -> dict[str, tuple[str, str, str]]:
+    """Field -> (name as given, value, source) of every variable; refuses unknown and doubly given names."""
     fields = {name: field for field in Settings.model_fields for name in (variable(field), *_ALIASES.get(field, ()))}
     given: dict[str, tuple[str, str, str]] = {}
-    for name, value in sorted(environ.items()):
+    for name, value in sorted(os.environ.items()):
         field = fields.get(name)
         if field is None and name.startswith(PREFIX):
             raise StartError(
@@ -246,15 +273,16 @@ def _one_line(error: ValidationError, given: Mapping[str, tuple[str, str, str]])
     message = first["msg"].removeprefix("Value error, ").replace("\n", " ")
     if not first["loc"]:
         return message
-    field = str(first["loc"][0])
+    loc = str(first["loc"][0])
+    field = loc if loc in Settings.model_fields else loc.removeprefix(PREFIX).lower()
     name, value, _ = given[field]
     shown = "***" if is_secret(field) else repr(value)
     allowed = message.replace("Input should be", "must be").split(", unable to")[0]
     return f"{name}={shown} is not allowed: {allowed} ({Settings.model_fields[field].description})"
 
 
-def _user_cache_dir(environ: Mapping[str, str]) -> Path:
-    folder = "~/Library/Caches" if sys.platform == "darwin" else environ.get("XDG_CACHE_HOME") or "~/.cache"
+def _user_cache_dir() -> Path:
+    folder = "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
         return Path(folder).expanduser()
     except RuntimeError:

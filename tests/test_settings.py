@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from pydantic import ValidationError
 
 from app import cli
 from app.errors import StartError
-from app.settings import Settings, flags_of, load, render_docs, variable
+from app import settings as settings_module
+from app.settings import Settings, flags_of, render_docs, variable
+
+
+def load(environ: dict[str, str], flags: dict[str, str] | None = None) -> Settings:
+    """What ``environ`` and ``flags`` resolve to in a process that has no other variables."""
+    with mock.patch.dict(os.environ, environ, clear=True):
+        return settings_module.load(flags)
 
 
 def refusal(environ: dict[str, str], flags: dict[str, str] | None = None) -> str:
