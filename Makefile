@@ -28,7 +28,7 @@ format: ## let ruff put imports and layout in order
 
 docs: ## write docs/configuration.md from app/settings.py
 	@ops/setup.sh serve
-	$(PYTHON) -m app.settings > docs/configuration.md
+	$(PYTHON) -m ops.configuration_page > docs/configuration.md
 
 lock: ## resolve pyproject.toml again and write ops/requirements/*.txt (needs uv)
 	$(LOCK) --upgrade pyproject.toml -o ops/requirements/serve.txt

@@ -10,10 +10,10 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.errors import StartError
 
@@ -22,14 +22,14 @@ MIN_CTX_PER_SLOT = 512
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 
 # Other spellings that reach a field, in the environment and as flags.
-_ALIASES = {
+ALIASES = {
     "prefill_chunk": ("MLXCEL_PREFILL_CHUNK_SIZE", "LLAMA_ARG_BATCH"),
     "n_parallel": ("MLXCEL_PARALLEL",),
 }
 
 
 def _spellings(field: str) -> AliasChoices:
-    return AliasChoices(PREFIX + field.upper(), *_ALIASES[field])
+    return AliasChoices(PREFIX + field.upper(), *ALIASES[field])
 
 
 def _parse_bytes(value: object) -> object:
@@ -82,7 +82,7 @@ class Settings(BaseSettings):
     offline: bool = Field(False, description="never look anything up on the hub")
     cache_dir: Path = Field(
         default_factory=lambda: _user_cache_dir() / "mlxcel",
-        description="folder for imported models; unset: `mlxcel` in the user's cache folder"
+        description="folder for imported models; unset: `mlxcel` in the user's cache folder",
     )
     model_alias: Names = Field(
         (), description="accepted names, comma list, the first is shown; `*`: any; unset: from the path"
@@ -150,18 +150,6 @@ class Settings(BaseSettings):
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, then the environment; no files."""
-        return init_settings, env_settings
-
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Settings:
         if self.no_batch and (self.n_parallel > 1 or (self.max_batch_size or 1) > 1):
@@ -206,7 +194,7 @@ class Settings(BaseSettings):
     def describe(self) -> list[tuple[str, str, str]]:
         """(variable, value, source) for every setting; a secret shows as ``***``."""
         return [
-            (variable(name), _shown(name, getattr(self, name)), self._sources.get(name, "default"))
+            (variable(name), shown(name, getattr(self, name)), self._sources.get(name, "default"))
             for name in Settings.model_fields
         ]
 
@@ -223,7 +211,7 @@ def is_secret(field: str) -> bool:
 
 def flags_of(field: str) -> list[str]:
     """The command-line flags of a field; none for a secret, since every user of the machine can read an argv."""
-    names = [] if is_secret(field) else [variable(field), *_ALIASES.get(field, ())]
+    names = [] if is_secret(field) else [variable(field), *ALIASES.get(field, ())]
     return ["--" + name.removeprefix(PREFIX).lower().replace("_", "-") for name in names if name.startswith(PREFIX)]
 
 
@@ -246,7 +234,7 @@ def load(flags: Mapping[str, str] | None = None) -> Settings:
 
 def _given() -> dict[str, tuple[str, str, str]]:
     """Field -> (name as given, value, source) of every variable; refuses unknown and doubly given names."""
-    fields = {name: field for field in Settings.model_fields for name in (variable(field), *_ALIASES.get(field, ()))}
+    fields = {name: field for field in Settings.model_fields for name in (variable(field), *ALIASES.get(field, ()))}
     given: dict[str, tuple[str, str, str]] = {}
     for name, value in sorted(os.environ.items()):
         field = fields.get(name)
@@ -289,7 +277,8 @@ def _user_cache_dir() -> Path:
         raise StartError("MLXCEL_CACHE_DIR must be set: this user has no home folder") from None
 
 
-def _shown(field: str, value: object) -> str:
+def shown(field: str, value: object) -> str:
+    """A value as people write it; ``***`` for a secret."""
     if value is None or value == ():
         return "unset"
     if is_secret(field):
@@ -297,29 +286,3 @@ def _shown(field: str, value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def render_docs() -> str:
-    """The text of docs/configuration.md."""
-    lines = [
-        "# Configuration",
-        "",
-        "<!-- Written by `python -m app.settings`; a test keeps it equal to app/settings.py. -->",
-        "",
-        "Everything is set by environment variables. `mlxcel serve` takes each one as a flag too, keys apart:",
-        "`MLXCEL_MAX_BATCH_SIZE=8` is `--max-batch-size 8`, and a flag beats the environment. An empty value is unset.",
-        "A name that is not listed here, a value that is not allowed, or two settings at odds with each other stop the",
-        "start with one line. `mlxcel serve --check` prints what every setting resolved to, and where from.",
-        "",
-        "| variable | default | meaning |",
-        "|---|---|---|",
-    ]
-    for name, field in Settings.model_fields.items():
-        default = "unset" if field.default_factory or name == "cache_dir" else _shown(name, field.default)
-        also = "".join(f"; also `{alias}`" for alias in _ALIASES.get(name, ()))
-        lines.append(f"| `{variable(name)}` | {default} | {field.description}{also} |")
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render_docs())

@@ -12,9 +12,10 @@ import pytest
 from pydantic import ValidationError
 
 from app import cli
-from app.errors import StartError
 from app import settings as settings_module
-from app.settings import Settings, flags_of, render_docs, variable
+from app.errors import StartError
+from app.settings import Settings, flags_of, variable
+from ops.configuration_page import render_docs
 
 
 def load(environ: dict[str, str], flags: dict[str, str] | None = None) -> Settings:
