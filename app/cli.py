@@ -86,7 +86,6 @@ def _serve(settings: Settings) -> int:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)-8s %(message)s", datefmt="%H:%M:%S"
     )
-    logging.getLogger("mlxcel").info("starting on %s with model %s", _root_url(settings), settings.model)
 
     def announce() -> None:
         logging.getLogger("mlxcel").info("ready on %s; try:", _root_url(settings))

@@ -148,11 +148,18 @@ def _window(settings: Settings, loaded: LoadedModel) -> int:
 
 
 def _name(settings: Settings, path: Path) -> str:
-    return "smollm2-135m-instruct" if settings.model == "embedded" else path.name
+    """What the model is called unless the settings say: its folder or file, or its id on the hub."""
+    if settings.model == "embedded":
+        return "smollm2-135m-instruct"
+    asked = Path(settings.model).expanduser()
+    if asked.suffix == ".gguf":
+        return asked.stem
+    return path.resolve().name if asked.is_dir() else settings.model
 
 
 def _default_sampling(generation: dict[str, Any]) -> SamplingParams:
     """What absent fields mean: the model's own generation_config, else OpenAI's temperature of 1."""
+    given = {name: generation[name] for name in GENERATION_FIELDS if generation.get(name) is not None}
     if generation.get("do_sample") is False:
-        return SamplingParams(temperature=0.0)
-    return SamplingParams(**{name: generation[name] for name in GENERATION_FIELDS if generation.get(name) is not None})
+        given["temperature"] = 0.0
+    return SamplingParams(**given)

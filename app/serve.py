@@ -103,6 +103,7 @@ def serve(settings: Settings, build: Callable[[Settings], Runtime], announce: Ca
         StartError: the address cannot be used, or the model cannot be loaded.
     """
     address = _free_address(settings.host, settings.port)
+    log.info("starting on %s:%d with model %s", settings.host, settings.port, settings.model)
     return asyncio.run(_serve(settings, build, announce, address))
 
 

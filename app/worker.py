@@ -69,6 +69,7 @@ class Worker:
         self._observe_tick = observe_tick
         self._inbox: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
         self._sinks: dict[int, Sink] = {}
+        self._resets: set[asyncio.Future[None]] = set()
         self._tick_began_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop = asyncio.get_running_loop()
@@ -77,10 +78,6 @@ class Worker:
         self.failed = asyncio.Event()
         self.status: Status = "loading"
         self.snapshot = Snapshot()
-
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._sinks)
 
     def tick_age_s(self) -> float:
         """How long the running tick has been running; 0 while idle."""
@@ -95,11 +92,12 @@ class Worker:
         """
         self._thread.start()
         await self._loaded
-        self.status = "ready"
+        if self.status == "loading":
+            self.status = "ready"
         self._watcher = self._loop.create_task(self._watch())
 
-    def submit(self, requests: Sequence[Request], sink: Sink) -> None:
-        """Take requests that belong together: all of them or none.
+    def check_room(self, num_requests: int) -> None:
+        """Whether ``submit`` would take so many requests now.
 
         Raises:
             InvalidRequest: they are more than this server could ever hold.
@@ -111,12 +109,16 @@ class Worker:
             raise BackendError
         if self.status != "ready":
             raise Unavailable("Loading model" if self.status == "loading" else "Draining")
-        if len(requests) > self._capacity:
+        if num_requests > self._capacity:
             raise InvalidRequest(
-                f"{len(requests)} choices are asked for at once, and this server holds {self._capacity} requests"
+                f"{num_requests} choices are asked for at once, and this server holds {self._capacity} requests"
             )
-        if len(self._sinks) + len(requests) > self._capacity:
+        if len(self._sinks) + num_requests > self._capacity:
             raise Overloaded
+
+    def submit(self, requests: Sequence[Request], sink: Sink) -> None:
+        """Take requests that belong together: all of them or none. Raises as ``check_room``."""
+        self.check_room(len(requests))
         self._sinks.update((request.id, sink) for request in requests)
         self._inbox.put(lambda scheduler: _add(scheduler, requests))
 
@@ -132,7 +134,8 @@ class Worker:
             self._inbox.put(lambda s: s.finish(request_id, FinishReason.STOP, num_output, time.monotonic()))
 
     async def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix; return when that is done."""
+        """Forget every cached prefix; return when that is done. Raises as ``check_room``, also while it waits."""
+        self.check_room(0)
         done = self._loop.create_future()
 
         def reset(scheduler: Scheduler) -> Iterable[News]:
@@ -140,12 +143,15 @@ class Worker:
             self._call(lambda: None if done.done() else done.set_result(None))
             return ()
 
+        self._resets.add(done)
+        done.add_done_callback(self._resets.discard)
         self._inbox.put(reset)
         await done
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new and queued work, let running requests end, and refuse what still runs after ``timeout_s``."""
-        self.status = "draining"
+        if self.status != "dead":
+            self.status = "draining"
         self._inbox.put(_refuse_waiting)
         self._emptied.clear()
         if self._sinks:
@@ -186,6 +192,8 @@ class Worker:
         if ids:
             self._inbox.put(lambda scheduler: _cancel(scheduler, ids))
         self._deliver([Refused(request_id, error) for request_id in ids])
+        for reset in [reset for reset in self._resets if not reset.done()]:
+            reset.set_exception(error)
 
     def _die(self) -> None:
         self.status = "dead"
@@ -216,6 +224,7 @@ class Worker:
             log.exception("the engine loop has ended")
             self._call(self._die)
         finally:
+            self._tick_began_s = None
             engine.close()
 
     def _errands(self, scheduler: Scheduler) -> bool:
@@ -236,6 +245,7 @@ class Worker:
         plan = scheduler.plan(began_s)
         if not plan.rows:
             return
+        self.snapshot = scheduler.snapshot()
         try:
             result = engine.step(plan)
         except EngineFault as fault:

@@ -12,10 +12,11 @@ import orjson
 from starlette.applications import Starlette
 
 from app.api.app import create_app
+from app.completion import Delta, Timings, TokenLogprob, Usage
 from app.metrics import Metrics
 from app.request import SamplingParams
 from app.scheduler.snapshot import Snapshot
-from app.service import Ask, Delta, ModelCard, Timings, TokenLogprob, Usage
+from app.service import Ask, ModelCard
 
 HI = (Delta(0, "Hel"), Delta(0, "lo"), Delta(0, "", (), "stop"))
 IDLE = Snapshot()

@@ -13,9 +13,10 @@ import pytest
 
 from app import errors
 from app.api import delivery, sse
+from app.completion import Delta
 from app.request import SamplingParams
 from app.scheduler.snapshot import Counters, PoolView, PrefixView, SlotView, Snapshot
-from app.service import Delta, ModelCard
+from app.service import ModelCard
 from tests.scripted import (
     CARD,
     HI,

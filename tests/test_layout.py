@@ -24,9 +24,10 @@ MAY_IMPORT = {
     "text": {"errors"},
     "settings": {"errors"},
     "worker": {"errors", "request", "scheduler"},
-    "service": {"errors", "request", "scheduler", "text", "worker"},
+    "completion": {"errors", "request", "scheduler.plan", "text", "worker"},
+    "service": {"errors", "request", "scheduler.snapshot", "text", "worker", "completion"},
     "metrics": {"scheduler.snapshot", "service"},
-    "api": {"errors", "request", "scheduler.snapshot", "service", "settings", "metrics"},
+    "api": {"errors", "request", "scheduler.snapshot", "completion", "service", "settings", "metrics"},
     "runtime": {
         "errors",
         "request",

@@ -252,7 +252,7 @@ def test_a_prompt_over_the_window_is_refused_with_both_numbers(server: ServerPro
         response = server.post(TEXT, {"prompt": "the quick brown fox " * 3000, "max_tokens": 4, **extra})
         assert response.status_code == 400
         assert str(window) in response.json()["error"]["message"]
-        assert "12000" in response.json()["error"]["message"]
+        assert "12001" in response.json()["error"]["message"]
 
 
 def test_more_than_the_budget_is_refused_with_the_sum(server: ServerProcess) -> None:

@@ -89,9 +89,9 @@ def test_a_prefix_that_ends_inside_a_block_is_copied(engine: Engine, prompts: li
 
 
 def test_requeued_and_resumed_equals_undisturbed(engine: Engine, prompts: list[list[int]], plain: Plain) -> None:
-    # Twelve blocks hold three of these prompts, but not their output: somebody has to give way.
+    # Eleven blocks hold three of these prompts, but not their output: somebody has to give way.
     chosen = (11, 12, 13, 14)
-    scheduler = build_scheduler(12, BLOCK_SIZE, num_slots=4, prefill_chunk=64)
+    scheduler = build_scheduler(11, BLOCK_SIZE, num_slots=4, prefill_chunk=64)
     got = run(engine, scheduler, {i: [greedy_request(n, prompts[n], NUM_NEW)] for i, n in enumerate(chosen)})
     assert scheduler.snapshot().counters.preemptions["reclaim"] >= 1
     for n in chosen:

@@ -1,36 +1,13 @@
-"""sizing: budgets as people write them, and blocks from bytes."""
+"""Blocks from bytes: need, memory and budget."""
 
 from __future__ import annotations
 
 import pytest
 
 from app.errors import StartError
-from app.kv.sizing import parse_budget, size_pool
+from app.kv.sizing import size_pool
 
 MIB = 1 << 20
-
-
-@pytest.mark.parametrize(
-    ("text", "budget"),
-    [
-        ("auto", "auto"),
-        ("NONE", "none"),
-        ("0", "none"),
-        ("0M", "none"),
-        ("4096", 4096),
-        ("8k", 8 << 10),
-        ("512M", 512 << 20),
-        (" 2G ", 2 << 30),
-    ],
-)
-def test_budgets_are_read(text, budget):
-    assert parse_budget(text) == budget
-
-
-@pytest.mark.parametrize("text", ["", "M", "-1", "1.5G", "2T", "2GB", "1 0", "many", "\u0664"])
-def test_other_texts_are_refused(text):
-    with pytest.raises(ValueError, match="is not a size"):
-        parse_budget(text)
 
 
 def size(budget, **changes):

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from app.service import Delta, Timings, TokenLogprob, Usage
+from app.completion import Delta, Timings, TokenLogprob, Usage
 
 LOGPROB_FLOOR = -9999.0  # JSON has no infinity
 

@@ -14,8 +14,9 @@ from app.api.fields import Limits
 from app.api.parse import parse, read_object, unknown_fields
 from app.api.protocol import ChatBody, CompletionBody, Generation
 from app.api.seam import Wiring
+from app.completion import Completion
 from app.errors import InvalidRequest, ModelNotFound
-from app.service import Completion, ModelCard
+from app.service import ModelCard
 
 G = TypeVar("G", bound=Generation)
 

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from app.api import sse
 from app.api.answers import Answer, timings_json, usage_json
 from app.api.errors import refusal
-from app.service import Completion, Delta
+from app.completion import Completion, Delta
 
 ADMISSION_WAIT_S = 10.0
 

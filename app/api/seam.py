@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from app.completion import Completion
 from app.scheduler.snapshot import Snapshot
-from app.service import Ask, Completion, ModelCard
+from app.service import Ask, ModelCard
 
 
 class Serving(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,8 +13,6 @@ Budget = int | Literal["auto", "none"]
 MIN_TOKENS = 512
 """What a pool has to hold at least, in tokens."""
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
@@ -23,23 +20,6 @@ class PoolSize:
 
     num_blocks: int
     explain: str
-
-
-def parse_budget(text: str) -> Budget:
-    """Read ``auto``, ``none`` (also ``0``) or a byte count with an optional K, M or G (powers of 1024).
-
-    Raises:
-        ValueError: the text is none of these.
-    """
-    word = text.strip().upper()
-    if word in ("NONE", "0"):
-        return "none"
-    if word == "AUTO":
-        return "auto"
-    found = re.fullmatch(r"(\d+)([KMG]?)", word, re.ASCII)
-    if found is None:
-        raise ValueError(f"'{text}' is not a size: a whole number of bytes with K, M or G after it, auto, or none")
-    return int(found[1]) * _UNITS[found[2]] or "none"
 
 
 def size_pool(

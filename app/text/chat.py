@@ -80,6 +80,8 @@ class ChatText:
         self._encoder.no_padding()
         self._literal_encoder = tokenizers.Tokenizer.from_str(self._encoder.to_str())
         self._literal_encoder.encode_special_tokens = True
+        # A character of a token stands for one character of text, or for one of its bytes.
+        self._longest_token = max(map(len, self._encoder.get_vocab()))
         added = self._encoder.get_added_tokens_decoder()
         control = {token.content for token in added.values() if token.special and len(token.content) > 1}
         control.update(text for token in end_tokens if len(text := self._encoder.id_to_token(token) or "") > 1)
@@ -96,16 +98,20 @@ class ChatText:
         self._encoder.add_tokens([tokenizers.AddedToken(self._fence, special=True, normalized=False)])
         self._fence_id = self._encoder.token_to_id(self._fence)
 
-    def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
+    def encode(
+        self, text: str, add_special: bool = True, parse_special: bool = True, window: int | None = None
+    ) -> list[int]:
         """Ids of plain text.
 
         ``add_special`` adds what the tokenizer puts around a text, such as a BOS token. ``parse_special`` recognises
-        control tokens by their names; without it they are text like any other.
+        control tokens by their names; without it they are text like any other. A text that cannot have fewer than
+        ``window`` tokens is refused without encoding it.
 
         Raises:
-            InvalidRequest: the text is no valid Unicode.
+            InvalidRequest: the text is no valid Unicode, or too long.
         """
         _check_unicode(text, "prompt")
+        self._check_length(text, window, "prompt")
         encoder = self._encoder if parse_special else self._literal_encoder
         return encoder.encode(text, add_special_tokens=add_special).ids
 
@@ -129,14 +135,27 @@ class ChatText:
         """
         return self._rendered(messages, template).replace(self._fence, "")
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]], template: Mapping[str, Any]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[dict[str, Any]], template: Mapping[str, Any], window: int | None = None
+    ) -> list[int]:
         """The ids of ``render``'s prompt. Only the template writes control tokens, BOS among them.
 
         Raises:
-            InvalidRequest: as ``render``.
+            InvalidRequest: as ``render``, and as ``encode`` for ``window``.
         """
-        ids = self._encoder.encode(self._rendered(messages, template), add_special_tokens=False).ids
+        rendered = self._rendered(messages, template)
+        self._check_length(rendered.replace(self._fence, ""), window, "messages")
+        ids = self._encoder.encode(rendered, add_special_tokens=False).ids
         return [token for token in ids if token != self._fence_id]
+
+    def _check_length(self, text: str, window: int | None, param: str) -> None:
+        fewest = len(text) // self._longest_token
+        if window is not None and fewest >= window:
+            raise InvalidRequest(
+                f"The prompt has at least {fewest} tokens, and the context window of a slot is {window} tokens.",
+                param,
+                "context_length_exceeded",
+            )
 
     def _rendered(self, messages: Sequence[dict[str, Any]], template: Mapping[str, Any]) -> str:
         """The prompt with its fences."""

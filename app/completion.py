@@ -1,0 +1,205 @@
+"""An answer under way: what its tokens turn into on the way to whoever asked."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from app.errors import BackendError, MlxcelError
+from app.request import FinishReason, Request
+from app.scheduler.plan import Admitted, Draw, Finished, Token
+from app.text.detokenizer import Detokenizer, Vocabulary
+from app.text.stop import StopStrings
+from app.worker import News, Refused, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """``data`` are the token's raw bytes, also where they are only part of a character; ``text`` then has U+FFFD."""
+
+    text: str
+    logprob: float
+    data: bytes
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of one choice. The last delta of a choice has a ``finish_reason``: "stop" or "length"."""
+
+    index: int
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True)
+class Usage:
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds of the slowest choice. Queue: arrival to slot; prompt: slot to first token; predicted: first to last."""
+
+    queue_s: float = 0.0
+    prompt_s: float = 0.0
+    predicted_s: float = 0.0
+
+
+# Queue time and TTFT (None: never got there), gaps between tokens, end-to-end latency; all in seconds.
+ObserveRequest = Callable[[float | None, float | None, Sequence[float], float], None]
+
+
+class Choice:
+    """The text of one answer, as it grows out of its tokens."""
+
+    def __init__(
+        self, index: int, request: Request, vocabulary: Vocabulary, stop: Sequence[str], continues: bool
+    ) -> None:
+        self.index = index
+        self.request_id = request.id
+        self.arrived_s = request.arrival_s
+        self.admitted_s: float | None = None
+        self.token_times_s: list[float] = []
+        self.num_output = 0
+        self.is_open = True
+        self._end_tokens = request.end_tokens
+        self._vocabulary = vocabulary
+        self._detokenizer = Detokenizer(vocabulary, continues)
+        self._stop = StopStrings(stop)
+        self._logprobs: deque[tuple[int, TokenLogprob]] = deque()
+
+    def take(self, token: Token) -> tuple[Delta, bool]:
+        """The text that a token makes certain, and whether a stop string is complete in it."""
+        self.num_output += 1
+        self.token_times_s.append(token.at_s)
+        if token.draw.token in self._end_tokens:
+            return Delta(self.index), False  # ends the answer and is no part of it
+        begins = self._stop.num_fed
+        if token.draw.logprob is not None and not self._vocabulary.is_control(token.draw.token):
+            self._logprobs.append((begins, self._described(token.draw)))
+        text, stopped = self._stop.feed(self._detokenizer.add(token.draw.token))
+        return Delta(self.index, text, self._shown()), stopped
+
+    def end(self, reason: FinishReason) -> Delta:
+        """The last delta. Text held back comes out unless a stop string ended the answer."""
+        text, stopped = self._stop.feed(self._detokenizer.flush())
+        if stopped:
+            reason = FinishReason.STOP
+        else:
+            text += self._stop.flush()
+        return Delta(self.index, text, self._shown(), reason.value)
+
+    def _shown(self) -> tuple[TokenLogprob, ...]:
+        """Entries of the tokens whose text has begun to be shown."""
+        shown = []
+        while self._logprobs and self._logprobs[0][0] < self._stop.num_emitted:
+            shown.append(self._logprobs.popleft()[1])
+        return tuple(shown)
+
+    def _described(self, draw: Draw) -> TokenLogprob:
+        top = tuple(self._entry(token, logprob) for token, logprob in draw.top)
+        return replace(self._entry(draw.token, draw.logprob or 0.0), top=top)
+
+    def _entry(self, token: int, logprob: float) -> TokenLogprob:
+        data = self._vocabulary.data(token)
+        return TokenLogprob(data.decode("utf-8", "replace"), logprob, data)
+
+
+class Completion:
+    """A call under way: ``async for delta in completion``, then ``usage`` and ``timings`` are complete."""
+
+    def __init__(self, worker: Worker, choices: Sequence[Choice], num_prompt: int, observe: ObserveRequest) -> None:
+        self.usage = Usage(prompt_tokens=num_prompt)
+        self.timings = Timings()
+        self._worker = worker
+        self._choices = {choice.request_id: choice for choice in choices}
+        self._observe = observe
+        self._news: asyncio.Queue[News] = asyncio.Queue()
+        self._unread: deque[News] = deque()
+
+    def sink(self, news: News) -> None:
+        """Where the worker puts news of any of the choices."""
+        self._news.put_nowait(news)
+
+    async def admitted(self, timeout_s: float) -> None:
+        """Return when every choice has a slot, or after ``timeout_s``; raise what refuses or fails one before."""
+        waiting = set(self._choices)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while waiting:
+                    news = await self._news.get()
+                    self._unread.append(news)
+                    if failure := _failure(news):
+                        raise failure
+                    waiting.discard(news.request_id)
+        except TimeoutError:
+            return
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self._deltas()
+
+    async def _deltas(self) -> AsyncIterator[Delta]:
+        """Raises the error that ends a choice: no other choice is waited for then."""
+        try:
+            while any(choice.is_open for choice in self._choices.values()):
+                news = self._unread.popleft() if self._unread else await self._news.get()
+                choice = self._choices[news.request_id]
+                if not choice.is_open:
+                    continue
+                if failure := _failure(news):
+                    raise failure
+                if isinstance(news, Admitted):
+                    choice.admitted_s = news.at_s
+                    self.usage.cached_tokens += news.num_cached
+                elif isinstance(news, Token):
+                    delta, stopped = choice.take(news)
+                    if stopped:
+                        self._worker.finish(choice.request_id, choice.num_output)
+                        self._close(choice)
+                        yield replace(delta, finish_reason=FinishReason.STOP.value)
+                    elif delta.text or delta.logprobs:
+                        yield delta
+                elif isinstance(news, Finished):
+                    self._close(choice)
+                    yield choice.end(news.reason)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Cancel what still runs. May be called at any time, and again."""
+        still_open = [choice for choice in self._choices.values() if choice.is_open]
+        self._worker.cancel(choice.request_id for choice in still_open)
+        for choice in still_open:
+            self._close(choice)
+
+    def _close(self, choice: Choice) -> None:
+        choice.is_open = False
+        self.usage.completion_tokens += choice.num_output
+        times, timings = choice.token_times_s, self.timings
+        if choice.admitted_s is not None:
+            timings.queue_s = max(timings.queue_s, choice.admitted_s - choice.arrived_s)
+        if times and choice.admitted_s is not None:
+            timings.prompt_s = max(timings.prompt_s, times[0] - choice.admitted_s)
+            timings.predicted_s = max(timings.predicted_s, times[-1] - times[0])
+        self._observe(
+            None if choice.admitted_s is None else choice.admitted_s - choice.arrived_s,
+            times[0] - choice.arrived_s if times else None,
+            [late - early for early, late in itertools.pairwise(times)],
+            time.monotonic() - choice.arrived_s,
+        )
+
+
+def _failure(news: News) -> MlxcelError | None:
+    """The error that ends a choice, where it does not end with an answer."""
+    if isinstance(news, Refused):
+        return news.error
+    failed = isinstance(news, Finished) and news.reason not in (FinishReason.STOP, FinishReason.LENGTH)
+    return BackendError() if failed else None

@@ -1,0 +1,106 @@
+"""The wiring: what settings and a model's own files come to, and one start with the real model."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app import runtime
+from app.errors import StartError, Unavailable
+from app.request import SamplingParams
+from app.runtime import Runtime
+from app.service import Ask
+from app.settings import Settings
+
+
+def window(ctx_size: int | None, model_window: int = 8192, **settings: Any) -> int:
+    loaded: Any = SimpleNamespace(window=model_window)
+    return runtime._window(Settings(ctx_size=ctx_size, **settings), loaded)
+
+
+def test_window_is_the_models_unless_a_total_is_set() -> None:
+    assert window(None) == 8192
+    assert window(8192, n_parallel=4) == 2048
+    assert window(4 * 8192, n_parallel=4) == 8192
+
+
+def test_window_above_the_models_names_both_numbers() -> None:
+    with pytest.raises(StartError, match=r"MLXCEL_CTX_SIZE=40000 means 10000 tokens a slot.* 8192$"):
+        window(40000, n_parallel=4)
+
+
+@pytest.mark.parametrize(
+    ("generation", "sampling"),
+    [
+        ({}, SamplingParams(temperature=1.0)),
+        ({"temperature": 0.6, "top_p": 0.9, "top_k": 20}, SamplingParams(temperature=0.6, top_p=0.9, top_k=20)),
+        ({"temperature": None, "top_k": None, "min_p": 0.1}, SamplingParams(min_p=0.1)),
+        ({"do_sample": True, "temperature": 0.2, "eos_token_id": 2}, SamplingParams(temperature=0.2)),
+        (
+            {"do_sample": False, "temperature": 0.6, "repetition_penalty": 1.05},
+            SamplingParams(temperature=0.0, repetition_penalty=1.05),
+        ),
+    ],
+)
+def test_absent_fields_mean_the_models_generation_config(generation: dict[str, Any], sampling: SamplingParams) -> None:
+    assert runtime._default_sampling(generation) == sampling
+
+
+def test_a_model_is_called_after_what_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "my-model").mkdir()
+    imported = tmp_path / "tiny-0123456789ab"
+    for asked, path, name in (
+        ("embedded", imported, "smollm2-135m-instruct"),
+        (str(tmp_path / "tiny.gguf"), imported, "tiny"),
+        (str(tmp_path / "my-model"), tmp_path / "my-model", "my-model"),
+        (f"{tmp_path}/my-model/.", tmp_path / "my-model", "my-model"),
+        ("org/tiny-4bit", tmp_path / "snapshots" / "9f8e7d", "org/tiny-4bit"),
+    ):
+        assert runtime._name(Settings(model=asked), path) == name
+
+
+def test_a_model_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
+    async def body() -> None:
+        started = Runtime(Settings(model=str(tmp_path), cache_dir=tmp_path, blas="none"))
+        with pytest.raises(StartError, match=r"config\.json"):
+            await started.start()
+        await started.stop()
+
+    asyncio.run(body())
+
+
+def test_a_start_with_the_real_model(model_dir: Path, tmp_path: Path) -> None:
+    async def body() -> None:
+        settings = Settings(
+            model=str(model_dir),
+            model_alias="tiny,other",
+            cache_dir=tmp_path,
+            ctx_size=2048,
+            kv_cache_budget="64M",
+            blas="none",
+        )
+        started = Runtime(settings)
+        service = started.service
+        with pytest.raises(Unavailable, match="Loading model"):
+            await service.complete(["1 2 3"], Ask())
+        await started.start()
+        assert service.status == "ready"
+        card = service.card
+        assert card.ids == ("tiny", "other")
+        assert card.n_ctx == 512
+        assert 0 < card.most_tokens * card.bytes_per_block <= 64 * 2**20 * service.snapshot().pool.block_size
+        assert len(service.snapshot().slots) == settings.n_parallel
+        completion = await service.complete(["1 2 3 4 5 6"], Ask(SamplingParams(temperature=0.0), max_tokens=2))
+        assert "".join([delta.text async for delta in completion]).startswith(" 7")
+        metrics = started.metrics.render().decode()
+        assert 'mlxcel_tick_seconds_count{kind="prefill"} 1.0' in metrics
+        assert "mlxcel_request_ttft_seconds_count 1.0" in metrics
+        await started.drain(1.0)
+        await started.stop()
+        assert not started.failed.is_set()
+
+    asyncio.run(body())

@@ -1,0 +1,487 @@
+"""The worker's thread: who is told what and when, above all when something goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+import pytest
+
+from app import worker as worker_module
+from app.errors import BackendError, EngineFault, InvalidRequest, Overloaded, StartError, Unavailable
+from app.request import FinishReason, Request
+from app.scheduler.plan import Admitted, Draw, Finished, Result, Token
+from app.worker import Refused, Worker
+from tests.driving import build_scheduler, greedy_request
+from tests.played import PATIENCE_S, Mailbox, PlayedEngine, until, working
+
+
+def go(coroutine: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 3 * PATIENCE_S))
+
+
+def ask(request_id: int, max_tokens: int = 3, num_prompt: int = 5, **fields: Any) -> Request:
+    return greedy_request(request_id, range(num_prompt), max_tokens, **fields)
+
+
+def ended(mail: Mailbox, *ids: int) -> bool:
+    return all(mail.of(request_id) and isinstance(mail.of(request_id)[-1], Finished | Refused) for request_id in ids)
+
+
+@pytest.fixture
+def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "WATCH_INTERVAL_S", 0.01)
+
+
+def test_a_failed_load_is_raised_by_start() -> None:
+    def load() -> Any:
+        raise StartError("no model there")
+
+    async def body() -> None:
+        worker = Worker(load, 1, 600.0, lambda kind, seconds: None)
+        with pytest.raises(StartError, match="no model there"):
+            await worker.start()
+        await worker.stop(PATIENCE_S)
+
+    go(body())
+
+
+def test_loading_refuses_and_does_not_block_the_loop() -> None:
+    async def body() -> None:
+        engine, loading = PlayedEngine(), threading.Event()
+
+        def load() -> Any:
+            assert loading.wait(PATIENCE_S)
+            return engine, build_scheduler(8, 4)
+
+        worker = Worker(load, 4, 600.0, lambda kind, seconds: None)
+        start = asyncio.ensure_future(worker.start())
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="Loading model"):
+            worker.submit([ask(1)], Mailbox())
+        with pytest.raises(Unavailable, match="Loading model"):
+            await worker.reset_prefix_cache()
+        loading.set()
+        await start
+        assert worker.status == "ready"
+        await worker.stop(PATIENCE_S)
+
+    go(body())
+
+
+def test_a_drain_while_loading_is_not_forgotten_when_loaded() -> None:
+    async def body() -> None:
+        engine, loading = PlayedEngine(), threading.Event()
+
+        def load() -> Any:
+            assert loading.wait(PATIENCE_S)
+            return engine, build_scheduler(8, 4)
+
+        worker = Worker(load, 4, 600.0, lambda kind, seconds: None)
+        start = asyncio.ensure_future(worker.start())
+        await asyncio.sleep(0)
+        await worker.drain(PATIENCE_S)
+        loading.set()
+        await start
+        assert worker.status == "draining"
+        await worker.stop(PATIENCE_S)
+        assert engine.closed.is_set()
+
+    go(body())
+
+
+def test_news_come_in_order() -> None:
+    async def body() -> None:
+        ticks: list[tuple[str, float]] = []
+        async with working(PlayedEngine(), ticks=ticks) as worker:
+            mail = Mailbox()
+            worker.submit([ask(1), ask(2, max_tokens=1)], mail)
+            await until(lambda: ended(mail, 1, 2))
+            assert [type(news) for news in mail.of(1)] == [Admitted, Token, Token, Token, Finished]
+            assert [news.draw.token for news in mail.of(1)[1:4]] == [0, 1, 2]
+            assert mail.of(1)[-1].reason is FinishReason.LENGTH
+            assert mail.of(1)[-1].num_output == 3
+            assert [type(news) for news in mail.of(2)] == [Admitted, Token, Finished]
+            times = [news.at_s for news in mail.of(1)]
+            assert times == sorted(times)
+        assert [kind for kind, _ in ticks] == ["prefill", "decode", "decode"]
+        assert all(seconds >= 0 for _, seconds in ticks)
+
+    go(body())
+
+
+def test_a_chunk_beside_decode_is_a_mixed_tick() -> None:
+    async def body() -> None:
+        ticks: list[tuple[str, float]] = []
+        engine = PlayedEngine(num_steps=1)
+        async with working(engine, ticks=ticks) as worker:
+            mail = Mailbox()
+            worker.submit([ask(1, max_tokens=5)], mail)
+            await until(lambda: mail.of(1))
+            worker.submit([ask(2)], mail)
+            engine.allow()
+            await until(lambda: ended(mail, 1, 2))
+        assert "mixed" in [kind for kind, _ in ticks]
+
+    go(body())
+
+
+def test_capacity_is_all_or_none_and_refused_at_once() -> None:
+    async def body() -> None:
+        engine = PlayedEngine(num_steps=0)
+        async with working(engine, capacity=4, num_slots=2, max_batch_size=2) as worker:
+            mail, refused = Mailbox(), Mailbox()
+            with pytest.raises(InvalidRequest, match=r"^5 .* 4 "):
+                worker.submit([ask(i) for i in range(5)], refused)
+            worker.submit([ask(1), ask(2), ask(3)], mail)
+            with pytest.raises(Overloaded):
+                worker.submit([ask(4), ask(5)], refused)
+            worker.submit([ask(6)], mail)
+            with pytest.raises(Overloaded):
+                worker.submit([ask(7)], refused)
+            engine.allow()
+            await until(lambda: ended(mail, 1, 2, 3, 6))
+            worker.submit([ask(8), ask(9), ask(10), ask(11)], mail)
+            await until(lambda: ended(mail, 8, 9, 10, 11))
+            assert refused == []
+            assert {row.request_id for plan in engine.plans for row in plan.rows} == {1, 2, 3, 6, 8, 9, 10, 11}
+
+    go(body())
+
+
+def test_a_request_the_scheduler_refuses_is_told_why() -> None:
+    async def body() -> None:
+        async with working(PlayedEngine(), num_blocks=4) as worker:
+            mail = Mailbox()
+            worker.submit([ask(1, max_tokens=100), ask(2)], mail)
+            await until(lambda: ended(mail, 1, 2))
+            (refusal,) = mail.of(1)
+            assert isinstance(refusal.error, InvalidRequest)
+            assert isinstance(mail.of(2)[-1], Finished)
+
+    go(body())
+
+
+def test_cancel_frees_slot_and_blocks_by_the_next_tick_and_no_news_follow() -> None:
+    async def body() -> None:
+        engine = PlayedEngine(num_steps=2)
+        async with working(engine, capacity=2, num_slots=1, max_batch_size=1) as worker:
+            mail = Mailbox()
+            worker.submit([ask(1, max_tokens=50), ask(2, max_tokens=50)], mail)
+            await until(lambda: len(mail.of(1)) == 3 and len(engine.plans) == 3)
+            assert worker.snapshot.num_active == worker.snapshot.num_queued == 1
+            worker.cancel([1, 2, 99])
+            num_news = len(mail)
+            worker.submit([ask(3, max_tokens=1), ask(4, max_tokens=1)], mail)  # its place is free at once
+            engine.plans.clear()
+            engine.allow(1)
+            await until(lambda: engine.plans)
+            assert [row.request_id for row in engine.plans[0].rows] == [3]
+            engine.allow()
+            await until(lambda: ended(mail, 3, 4) and worker.snapshot.num_active == 0)
+            assert mail[num_news:] == mail.of(3) + mail.of(4)
+            assert worker.snapshot.pool.live == 0
+            assert worker.snapshot.counters.completed == {"cancelled": 2, "length": 2}
+            worker.cancel([1, 3])
+
+    go(body())
+
+
+def test_finish_counts_the_tokens_of_the_answer_only() -> None:
+    async def body() -> None:
+        engine = PlayedEngine(num_steps=3)
+        async with working(engine) as worker:
+            mail = Mailbox()
+            worker.submit([ask(1, max_tokens=50)], mail)
+            await until(lambda: len(mail) == 4)
+            worker.finish(1, 2)
+            worker.finish(1, 2)
+            engine.allow()
+            await until(lambda: worker.snapshot.total_completed)
+            counters = worker.snapshot.counters
+            assert counters.completed == {"stop": 1}
+            assert counters.completion_tokens == 2
+            assert len(mail) == 4
+
+    go(body())
+
+
+def test_a_fault_ends_its_rows_and_later_requests_are_served() -> None:
+    async def body() -> None:
+        engine = PlayedEngine(num_steps=0)
+        async with working(engine, num_slots=2, max_batch_size=2) as worker:
+            mail = Mailbox()
+            worker.submit([ask(1), ask(2), ask(3)], mail)
+            engine.failures.append(EngineFault("out of memory"))
+            engine.allow()
+            await until(lambda: ended(mail, 1, 2, 3))
+            for lost in (1, 2):
+                (finished,) = mail.of(lost)
+                assert finished.reason is FinishReason.ERROR
+            assert mail.of(3)[-1].reason is FinishReason.LENGTH
+            assert worker.status == "ready"
+
+    go(body())
+
+
+def test_a_failed_row_leaves_the_others_alone() -> None:
+    async def body() -> None:
+        engine = PlayedEngine()
+        engine.results.append(Result({2: Draw(7)}, {1: "not a number"}))
+        async with working(engine) as worker:
+            mail = Mailbox()
+            worker.submit([ask(1), ask(2)], mail)
+            await until(lambda: ended(mail, 1, 2))
+            assert mail.of(1)[-1].reason is FinishReason.ERROR
+            assert mail.of(2)[-1].reason is FinishReason.LENGTH
+
+    go(body())
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("broken"), SystemExit(3)])
+def test_a_dead_loop_answers_every_waiter(failure: BaseException) -> None:
+    async def body() -> None:
+        engine = PlayedEngine(num_steps=0)
+        async with working(engine, num_slots=1, max_batch_size=1) as worker:
+            mail = Mailbox()
+            worker.submit([ask(1), ask(2), ask(3)], mail)
+            await until(engine.entered.is_set)
+            reset = asyncio.ensure_future(worker.reset_prefix_cache())
+            await asyncio.sleep(0)
+            engine.failures.append(failure)
+            engine.allow()
+            async with asyncio.timeout(PATIENCE_S):
+                await worker.failed.wait()
+                with pytest.raises(BackendError):
+                    await reset
+            assert worker.status == "dead"
+            assert mail.refusals() == dict.fromkeys((1, 2, 3), "inference backend error")
+            assert len(mail) == 3
+            assert await asyncio.to_thread(engine.closed.wait, PATIENCE_S)
+            with pytest.raises(BackendError):
+                worker.submit([ask(4)], mail)
+            with pytest.raises(BackendError):
+                await worker.reset_prefix_cache()
+            await worker.drain(PATIENCE_S)
+            assert worker.status == "dead"
+
+    go(body())
+
+
+def test_drain_lets_running_requests_end_and_refuses_the_rest() -> None:
+    async def body() -> None:
+        engine = PlayedEngine(num_steps=1)
+        async with working(engine, num_slots=1, max_batch_size=1) as worker:
+            mail = Mailbox()
+            worker.submit([ask(1), ask(2)], mail)
+            await until(lambda: mail.of(1))
+            drain = asyncio.ensure_future(worker.drain(PATIENCE_S))
+            await asyncio.sleep(0)
+            with pytest.raises(Unavailable, match="Draining"):
+                worker.submit([ask(3)], mail)
+            engine.allow()
+            await drain
+            assert mail.refusals() == {2: "Draining"}
+            assert isinstance(mail.of(2)[0].error, Unavailable)
+            assert mail.of(1)[-1].reason is FinishReason.LENGTH
+
+    go(body())
+
+
+def test_drain_refuses_what_still_runs_at_the_timeout() -> None:
+    async def body() -> None:
+        engine = PlayedEngine(num_steps=1)
+        async with working(engine) as worker:
+            mail = Mailbox()
+            worker.submit([ask(1, max_tokens=50)], mail)
+            await until(lambda: mail.of(1))
+            await worker.drain(0.02)
+            assert mail.refusals() == {1: "Draining"}
+            engine.allow()
+            await until(lambda: worker.snapshot.num_active == 0)
+            assert worker.snapshot.counters.completed == {"cancelled": 1}
+
+    go(body())
+
+
+def test_drain_of_an_idle_worker_returns_at_once() -> None:
+    async def body() -> None:
+        async with working(PlayedEngine()) as worker:
+            await worker.drain(10 * PATIENCE_S)
+
+    go(body())
+
+
+def test_stop_refuses_ends_the_thread_and_closes_the_engine() -> None:
+    async def body() -> None:
+        engine = PlayedEngine(num_steps=1)
+        async with working(engine) as worker:
+            mail = Mailbox()
+            worker.submit([ask(1, max_tokens=50)], mail)
+            await until(lambda: mail.of(1))
+            stop = asyncio.ensure_future(worker.stop(PATIENCE_S))
+            await asyncio.sleep(0)
+            assert isinstance(mail[-1].error, Unavailable)
+            engine.allow()
+            await stop
+            assert engine.closed.is_set()
+            assert "engine" not in [thread.name for thread in threading.enumerate()]
+
+    go(body())
+
+
+def test_stop_leaves_a_stuck_tick_behind() -> None:
+    async def body() -> None:
+        engine = PlayedEngine(num_steps=0)
+        async with working(engine) as worker:
+            mail = Mailbox()
+            worker.submit([ask(1)], mail)
+            await until(engine.entered.is_set)
+            await worker.stop(0.02)
+            assert not engine.closed.is_set()
+            assert len(mail.refusals()) == 1
+
+    go(body())
+
+
+def test_stop_before_start_is_harmless() -> None:
+    async def body() -> None:
+        await Worker(lambda: pytest.fail("loaded"), 1, 600.0, lambda kind, seconds: None).stop(PATIENCE_S)
+
+    go(body())
+
+
+def test_tick_age_grows_in_a_step_and_is_0_while_idle() -> None:
+    async def body() -> None:
+        engine = PlayedEngine(num_steps=0)
+        async with working(engine) as worker:
+            assert worker.tick_age_s() == 0.0
+            mail = Mailbox()
+            worker.submit([ask(1)], mail)
+            await until(engine.entered.is_set)
+            ages = []
+            for _ in range(3):
+                ages.append(worker.tick_age_s())
+                await asyncio.sleep(0.01)
+            assert 0.0 <= ages[0] < ages[1] < ages[2]
+            engine.allow()
+            await until(lambda: ended(mail, 1))
+            await until(lambda: worker.tick_age_s() == 0.0)
+
+    go(body())
+
+
+@pytest.mark.usefixtures("watchful")
+def test_a_stuck_tick_fails_and_answers_while_it_is_still_stuck() -> None:
+    async def body() -> None:
+        engine = PlayedEngine(num_steps=0)
+        async with working(engine, tick_timeout_s=0.05) as worker:
+            mail = Mailbox()
+            worker.submit([ask(1), ask(2)], mail)
+            async with asyncio.timeout(PATIENCE_S):
+                await worker.failed.wait()
+            assert worker.status == "dead"
+            assert mail.refusals() == dict.fromkeys((1, 2), "inference backend error")
+            assert worker.tick_age_s() > 0.05
+            with pytest.raises(BackendError):
+                worker.submit([ask(3)], mail)
+            engine.allow()
+            await until(lambda: worker.snapshot.total_completed == 2)  # cancelled once the thread is back
+            assert worker.snapshot.pool.live == 0
+            assert len(mail) == 2
+
+    go(body())
+
+
+@pytest.mark.usefixtures("watchful")
+def test_an_idle_worker_never_times_out() -> None:
+    async def body() -> None:
+        async with working(PlayedEngine(), tick_timeout_s=0.001) as worker:
+            await asyncio.sleep(0.05)
+            assert worker.status == "ready"
+
+    go(body())
+
+
+def test_reset_of_the_prefix_cache_is_awaited() -> None:
+    async def body() -> None:
+        async with working(PlayedEngine(), prefix_cache=True) as worker:
+            mail = Mailbox()
+            worker.submit([ask(1, num_prompt=9)], mail)
+            await until(lambda: ended(mail, 1))
+            assert worker.snapshot.prefix.entries > 0
+            await worker.reset_prefix_cache()
+            await until(lambda: worker.snapshot.prefix.entries == 0)
+            worker.submit([ask(2, num_prompt=9)], mail)
+            await until(lambda: ended(mail, 2))
+            assert mail.of(2)[0].num_cached == 0
+
+    go(body())
+
+
+def test_a_caller_that_gives_up_on_a_reset_harms_nobody() -> None:
+    async def body() -> None:
+        engine = PlayedEngine(num_steps=0)
+        async with working(engine) as worker:
+            mail = Mailbox()
+            worker.submit([ask(1)], mail)
+            await until(engine.entered.is_set)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(worker.reset_prefix_cache(), 0.01)
+            engine.allow()
+            await until(lambda: ended(mail, 1))
+            assert worker.status == "ready"
+
+    go(body())
+
+
+def test_snapshot_is_replaced_after_each_tick() -> None:
+    async def body() -> None:
+        engine = PlayedEngine(num_steps=0)
+        async with working(engine) as worker:
+            mail, seen = Mailbox(), []
+            worker.submit([ask(1, max_tokens=3)], mail)
+            for num_output in (1, 2):
+                engine.allow(1)
+                await until(lambda wanted=num_output: sum(isinstance(news, Token) for news in mail) == wanted)
+                seen.append(worker.snapshot)
+            assert [snapshot.slots[0].num_output for snapshot in seen] == [1, 2]
+            assert seen[0].slots[0].request_id == 1
+            engine.allow()
+            await until(lambda: ended(mail, 1))
+            idle = worker.snapshot
+            assert idle.num_active == idle.num_queued == idle.pool.live == 0
+            assert all(slot.request_id is None for slot in idle.slots)
+
+    go(body())
+
+
+def test_many_come_and_go_from_all_sides() -> None:
+    """Submits, cancels and finishes fall anywhere between and inside ticks: each request ends once, nothing is lost."""
+
+    async def body() -> None:
+        async with working(PlayedEngine(), capacity=6, num_blocks=12, prefix_cache=True) as worker:
+            mail, kept = Mailbox(), []
+
+            async def client(ids: Iterable[int]) -> None:
+                for request_id in ids:
+                    worker.submit(
+                        [ask(request_id, max_tokens=1 + request_id % 17, num_prompt=1 + request_id % 13)], mail
+                    )
+                    for _ in range(request_id % 7):
+                        await asyncio.sleep(0)
+                    if request_id % 3 == 0:
+                        worker.cancel([request_id])
+                    elif request_id % 3 == 1:
+                        worker.finish(request_id, 1)
+                    else:
+                        kept.append(request_id)
+                        await until(lambda one=request_id: ended(mail, one))
+
+            await asyncio.gather(*(client(range(base, base + 40)) for base in range(0, 600, 100)))
+            assert all(sum(isinstance(news, Finished) for news in mail.of(one)) == 1 for one in kept)
+            await until(lambda: worker.snapshot.num_active + worker.snapshot.num_queued == 0)
+
+    go(body())
