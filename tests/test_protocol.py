@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from app.api.fields import Limits
+from app.api.fields import INERT, NEUTRAL, Limits
 from app.api.parse import parse, unknown_fields
 from app.api.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from app.errors import InvalidRequest
@@ -285,3 +287,9 @@ def test_tokenize_takes_either_name() -> None:
 def test_token_ids_are_integers() -> None:
     with pytest.raises(InvalidRequest, match=r"tokens\[1\]: must be an integer"):
         parse(DetokenizeBody, {"tokens": [1, True]})
+
+
+def test_the_api_page_names_every_field() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "api.md").read_text()
+    known = {*ChatBody.model_fields, *CompletionBody.model_fields, *INERT, *NEUTRAL["chat"], *NEUTRAL["completion"]}
+    assert [name for name in sorted(known) if f"`{name}`" not in page] == []
