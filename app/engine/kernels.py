@@ -1,0 +1,124 @@
+"""What MLX computes slowly on a CPU, written so that it is quick there. On a GPU MLX's own operations stay.
+
+Measured on x86-64 with MLX 0.32: ``exp`` takes 20 to 24 ns an element and ``power`` 7, so exponentials are powers of
+two here; a rotary embedding is some twenty small operations a call, and four with a table that all layers share.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+LOG2_E = math.log2(math.e)
+PIECE = 64
+
+
+def on_cpu() -> bool:
+    """Whether MLX computes on the CPU."""
+    return bool(mx.default_device().type == mx.cpu)
+
+
+def exp(x: mx.array) -> mx.array:
+    """e to the x, elementwise."""
+    return mx.power(2.0, x * LOG2_E) if on_cpu() else mx.exp(x)
+
+
+def swiglu(gate: mx.array, x: mx.array) -> mx.array:
+    """``silu(gate) * x``, elementwise (Shazeer, "GLU variants improve Transformer", 2020)."""
+    return gate * x / (1.0 + exp(-gate))
+
+
+def causal_attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
+    """Attention of the last n positions of a context.
+
+    ``queries [1, query_heads, n, dim]``; keys and values ``[1, heads, context, dim]``; gives
+    ``[1, query_heads, n, value_dim]``.
+
+    In pieces of ``PIECE`` queries, each against no more than it may see: half the work is never done, and no matrix of
+    n times context is held.
+    """
+    num_queries, num_context, heads = queries.shape[2], keys.shape[2], keys.shape[1]
+    grouped = (queries * (scale * LOG2_E)).reshape(heads, -1, num_queries, queries.shape[-1])
+    keys, values = keys[0][:, None].swapaxes(-1, -2), values[0][:, None]
+    pieces = []
+    for begin in range(0, num_queries, PIECE):
+        end = min(begin + PIECE, num_queries)
+        first, seen = num_context - num_queries + begin, num_context - num_queries + end
+        hidden = mx.arange(first, seen)[:, None] < mx.arange(seen)
+        scores = mx.where(hidden, -mx.inf, grouped[:, :, begin:end] @ keys[..., :seen])
+        weights = mx.power(2.0, scores - scores.max(-1, keepdims=True))
+        pieces.append((weights @ values[:, :, :seen]) / weights.sum(-1, keepdims=True))
+    return mx.concatenate(pieces, axis=2).reshape(1, -1, num_queries, values.shape[-1])
+
+
+class RotaryTable:
+    """Cosines and sines of one step's positions, made once and used by every layer with the same kind of rotation."""
+
+    def __init__(self, rope: nn.RoPE, width: int) -> None:
+        half = rope.dims // 2
+        angles = rope.base ** (-np.arange(half) * 2.0 / rope.dims) * rope.scale
+        first, second = (
+            (np.arange(half) * 2, np.arange(half) * 2 + 1)
+            if rope.traditional
+            else (
+                np.arange(half),
+                np.arange(half) + half,
+            )
+        )
+        turn = np.zeros((width, width), np.float32)  # x @ turn: each pair (a, b) becomes (-b, a)
+        turn[second, first], turn[first, second] = -1.0, 1.0
+        frequencies = np.zeros(width)
+        frequencies[first] = frequencies[second] = angles
+        self.turn = mx.array(turn)
+        self._frequencies = mx.array(frequencies.astype(np.float32))
+        self._offsets: mx.array | None = None
+        self._waves = (self.turn, self.turn)
+
+    def waves(self, offsets: mx.array) -> tuple[mx.array, mx.array]:
+        """Cosines and sines ``[T, 1, 1, width]`` of ``offsets [T]``. All layers of a step pass the same array."""
+        if offsets is not self._offsets:
+            angles = offsets[:, None, None, None] * self._frequencies
+            self._offsets, self._waves = offsets, (mx.cos(angles), mx.sin(angles))
+        return self._waves
+
+
+class RaggedRope(nn.Module):
+    """Stands in for ``nn.RoPE``: rows of one token each are turned by a shared table, all else by the original."""
+
+    def __init__(self, rope: nn.RoPE, tables: dict[tuple[object, ...], RotaryTable]) -> None:
+        super().__init__()
+        self._rope = rope
+        self._key = (rope.dims, rope.traditional, rope.base, rope.scale)
+        self._tables = _Shared(tables)
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        """Turn ``x [T, heads, 1, dim]`` by its positions ``offset [T]``."""
+        if not isinstance(offset, mx.array) or offset.ndim != 1 or x.shape[-2] != 1:
+            return self._rope(x, offset=offset)
+        key = (*self._key, x.shape[-1])
+        table = self._tables.of.get(key) or self._tables.of.setdefault(key, RotaryTable(self._rope, x.shape[-1]))
+        cosines, sines = table.waves(offset)
+        return x * cosines + (x @ table.turn) * sines
+
+
+class _Shared:
+    """Keeps a dict out of the parameters, where ``nn.Module`` would put it."""
+
+    def __init__(self, of: dict[tuple[object, ...], RotaryTable]) -> None:
+        self.of = of
+
+
+def quicken(model: nn.Module) -> None:
+    """Put these operations in place of MLX's in a model. Doing it twice changes nothing."""
+    tables: dict[tuple[object, ...], RotaryTable] = {}
+    for part in list(model.modules()):
+        for name, child in list(part.items()):
+            if type(child) is nn.RoPE:
+                setattr(part, name, RaggedRope(child, tables))
+    for module in {cls.__module__ for part in model.modules() for cls in type(part).__mro__}:
+        if module.startswith("mlx_lm.models.") and hasattr(sys.modules[module], "swiglu"):
+            sys.modules[module].swiglu = swiglu  # type: ignore[attr-defined]

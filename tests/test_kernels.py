@@ -1,0 +1,63 @@
+"""The CPU's own operations against MLX's."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from app.engine import kernels
+
+
+def close(got: mx.array, want: mx.array, tolerance: float = 1e-5) -> bool:
+    return got.shape == want.shape and bool(mx.allclose(got, want, rtol=tolerance, atol=tolerance).item())
+
+
+def test_exponentials_from_underflow_to_overflow() -> None:
+    x = mx.array([-mx.inf, -200.0, -87.0, -20.0, -1e-6, 0.0, 1e-6, 3.0, 80.0])
+    got, want = kernels.exp(x), mx.exp(x)
+    assert close(got, want, 2e-5)
+    assert got[0].item() == 0.0
+    assert got[5].item() == 1.0
+
+
+def test_swiglu() -> None:
+    gate, x = mx.random.normal((7, 50), key=mx.random.key(1)) * 8, mx.random.normal((7, 50), key=mx.random.key(2))
+    assert close(kernels.swiglu(gate, x), nn.silu(gate) * x)
+    assert close(kernels.swiglu(mx.array([-200.0, 200.0]), mx.array([1.0, 1.0])), mx.array([0.0, 200.0]))
+
+
+@pytest.mark.parametrize(("num_queries", "num_context"), [(1, 1), (2, 9), (64, 64), (65, 65), (100, 260), (130, 131)])
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (3, 1)])
+def test_causal_attention(num_queries: int, num_context: int, heads: tuple[int, int]) -> None:
+    queries = mx.random.normal((1, heads[0], num_queries, 16), key=mx.random.key(3))
+    keys = mx.random.normal((1, heads[1], num_context, 16), key=mx.random.key(4))
+    values = mx.random.normal((1, heads[1], num_context, 24), key=mx.random.key(5))
+    want = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.3, mask="causal")
+    assert close(kernels.causal_attention(queries, keys, values, 0.3), want)
+
+
+@pytest.mark.parametrize("traditional", [False, True])
+@pytest.mark.parametrize("dims", [32, 16])
+def test_ragged_rope(traditional: bool, dims: int) -> None:
+    def make() -> nn.RoPE:
+        return nn.RoPE(dims, traditional=traditional, base=5000.0, scale=0.5)
+
+    rope, model = make(), nn.Module()
+    model.first, model.second = nn.Module(), nn.Module()
+    model.first.rope, model.second.rope = make(), make()
+    kernels.quicken(model)
+    for offsets in (mx.array([0, 7, 300]), mx.array([5, 5, 6])):
+        x = mx.random.normal((3, 2, 1, 32), key=mx.random.key(6))
+        for layer in (model.first, model.second):
+            assert isinstance(layer.rope, kernels.RaggedRope)
+            assert close(layer.rope(x, offset=offsets), rope(x, offset=offsets))
+    prompt = mx.random.normal((1, 2, 9, 32), key=mx.random.key(7))
+    assert close(model.first.rope(prompt, offset=4), rope(prompt, offset=4))
+
+
+def test_the_table_adds_no_parameters() -> None:
+    model = nn.Module()
+    model.rope = nn.RoPE(8)
+    kernels.quicken(model)
+    assert model.parameters() == {"rope": {}}
