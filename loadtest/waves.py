@@ -15,9 +15,7 @@ import orjson
 from loadtest.contestants import Running
 
 END_TOKENS = {"0": -100, "2": -100}
-WORDS = "river stone window garden market engine letter winter bridge candle forest harbor mirror silver thunder".split(
-    " "
-)
+WORDS = ("river", "stone", "window", "garden", "market", "engine", "letter", "winter", "bridge", "candle", "forest")
 
 
 @dataclass(frozen=True)
