@@ -11,9 +11,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from app import logs
 from app.errors import StartError
 from app.serve import leave, serve
-from app.settings import Settings, flags_of, load, nearest
+from app.setting_types import nearest
+from app.settings import Settings, flags_of, load
 
 EXIT_START = 1
 
@@ -83,9 +85,7 @@ def _print_settings(settings: Settings) -> None:
 def _serve(settings: Settings) -> int:
     from app.runtime import Runtime  # here, so that --check and --help do not wait for it
 
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)-8s %(message)s", datefmt="%H:%M:%S"
-    )
+    logs.configure(settings)
 
     def announce() -> None:
         logging.getLogger("mlxcel").info("ready on %s; try:", _root_url(settings))
@@ -96,11 +96,15 @@ def _serve(settings: Settings) -> int:
 
 def _root_url(settings: Settings) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
-    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
+    scheme = "https" if settings.ssl_cert_file else "http"
+    return f"{scheme}://[{host}]:{settings.port}" if ":" in host else f"{scheme}://{host}:{settings.port}"
 
 
 def try_line(settings: Settings) -> str:
-    """A shell line that asks this server a question, with curl where it is installed, else with Python alone."""
+    """A shell line that asks this server a question, with curl where it is installed, else with Python alone.
+
+    It does not check a certificate: that is made out to a name, and the line asks this machine by its number.
+    """
     url = f"{_root_url(settings)}/v1/chat/completions"
     model = next((name for name in settings.model_alias if name != "*"), None)
     body = json.dumps(
@@ -108,12 +112,14 @@ def try_line(settings: Settings) -> str:
         | {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
     )
     headers = {"Content-Type": "application/json"}
-    if settings.api_keys:
+    if settings.api_keys or settings.api_key_file:
         headers["Authorization"] = "Bearer YOUR_KEY"
     if shutil.which("curl"):
-        words = ["curl", "-s", url, "-d", body]
+        words = ["curl", "-sk" if settings.ssl_cert_file else "-s", url, "-d", body]
         for name, value in headers.items():
             words += ["-H", f"{name}: {value}"]
         return shlex.join(words)
     request = f"Request({json.dumps(url)}, {json.dumps(body)}.encode(), {json.dumps(headers)})"
-    return shlex.join(["python3", "-c", f"from urllib.request import *; print(urlopen({request}).read().decode())"])
+    unchecked = ", context=__import__('ssl')._create_unverified_context()" if settings.ssl_cert_file else ""
+    program = f"from urllib.request import *; print(urlopen({request}{unchecked}).read().decode())"
+    return shlex.join(["python3", "-c", program])

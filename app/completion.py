@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from app.errors import BackendError, MlxcelError
+from app.errands import News, Refused
+from app.errors import BackendError, MlxcelError, Unavailable, kind_and_place
 from app.request import FinishReason, Request
 from app.scheduler.plan import Admitted, Draw, Finished, Token
 from app.text.detokenizer import Detokenizer, Vocabulary
 from app.text.stop import StopStrings
-from app.worker import News, Refused, Worker
+from app.worker import Worker
+
+log = logging.getLogger("mlxcel.completion")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,9 @@ class Timings:
     prompt_s: float = 0.0
     predicted_s: float = 0.0
 
+
+# How many news of a completion may wait to be read, before its requests are cancelled.
+MAX_UNREAD = 4096
 
 # Queue time and TTFT (None: never got there), gaps between tokens, end-to-end latency; all in seconds.
 ObserveRequest = Callable[[float | None, float | None, Sequence[float], float], None]
@@ -119,6 +127,7 @@ class Completion:
     def __init__(self, worker: Worker, choices: Sequence[Choice], num_prompt: int, observe: ObserveRequest) -> None:
         self.usage = Usage(prompt_tokens=num_prompt)
         self.timings = Timings()
+        self.finish_reason: str | None = None  # of the last choice, once all of them have an answer
         self._worker = worker
         self._choices = {choice.request_id: choice for choice in choices}
         self._observe = observe
@@ -126,8 +135,14 @@ class Completion:
         self._unread: deque[News] = deque()
 
     def sink(self, news: News) -> None:
-        """Where the worker puts news of any of the choices."""
-        self._news.put_nowait(news)
+        """Where the worker puts news of any of the choices. Who does not read them loses the rest of the answer: a
+        request must not go on, and its news pile up, for a client that takes nothing."""
+        if self._news.qsize() < MAX_UNREAD or isinstance(news, Finished | Refused):
+            self._news.put_nowait(news)
+            return
+        log.warning("request %d is cancelled: %d tokens of its answer were not read", news.request_id, MAX_UNREAD)
+        self._worker.cancel(self._choices)
+        self._news.put_nowait(Refused(news.request_id, Unavailable("The answer was not read fast enough.")))
 
     async def admitted(self, timeout_s: float) -> None:
         """Return when every choice has a slot, or after ``timeout_s``; raise what refuses or fails one before."""
@@ -149,6 +164,7 @@ class Completion:
     async def _deltas(self) -> AsyncIterator[Delta]:
         """Raises the error that ends a choice: no other choice is waited for then."""
         try:
+            reason: str | None = None
             while any(choice.is_open for choice in self._choices.values()):
                 news = self._unread.popleft() if self._unread else await self._news.get()
                 choice = self._choices[news.request_id]
@@ -160,16 +176,22 @@ class Completion:
                     choice.admitted_s = news.at_s
                     self.usage.cached_tokens += news.num_cached
                 elif isinstance(news, Token):
-                    delta, stopped = choice.take(news)
+                    with _making_text(choice):
+                        delta, stopped = choice.take(news)
                     if stopped:
                         self._worker.finish(choice.request_id, choice.num_output)
                         self._close(choice)
-                        yield replace(delta, finish_reason=FinishReason.STOP.value)
+                        reason = FinishReason.STOP.value
+                        yield replace(delta, finish_reason=reason)
                     elif delta.text or delta.logprobs:
                         yield delta
                 elif isinstance(news, Finished):
                     self._close(choice)
-                    yield choice.end(news.reason)
+                    with _making_text(choice):
+                        last = choice.end(news.reason)
+                    reason = last.finish_reason
+                    yield last
+            self.finish_reason = reason
         finally:
             self.close()
 
@@ -195,6 +217,16 @@ class Completion:
             [late - early for early, late in itertools.pairwise(times)],
             time.monotonic() - choice.arrived_s,
         )
+
+
+@contextmanager
+def _making_text(choice: Choice) -> Iterator[None]:
+    """A fault in making text of tokens is the end of that completion and of no other."""
+    try:
+        yield
+    except Exception as error:
+        log.error("request %d failed while its text was made: %s", choice.request_id, kind_and_place(error))
+        raise BackendError from None
 
 
 def _failure(news: News) -> MlxcelError | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 
 class MlxcelError(Exception):
     """Root of the tree. ``str(error)`` is fit to be shown to the person who asked."""
@@ -41,8 +43,23 @@ class FeatureOff(MlxcelError):
 class Overloaded(MlxcelError):
     """Every slot and every place in the queue is taken."""
 
-    def __init__(self) -> None:
-        super().__init__("Server is busy. Retry later.")
+    def __init__(self, message: str = "Server is busy. Retry later.") -> None:
+        super().__init__(message)
+
+
+class QueueTimeout(Overloaded):
+    """The request waited for a slot longer than it may."""
+
+    def __init__(self, waited_s: float) -> None:
+        super().__init__(f"The request waited {waited_s:.0f} s for a slot. Retry later.")
+
+
+class RateLimited(MlxcelError):
+    """A key has used up what it may ask for; ``retry_after_s`` is when there will be enough again."""
+
+    def __init__(self, limit: str, retry_after_s: float) -> None:
+        super().__init__(f"Rate limit reached: {limit}. Retry later.")
+        self.retry_after_s = retry_after_s
 
 
 class Unavailable(MlxcelError):
@@ -58,3 +75,10 @@ class BackendError(MlxcelError):
 
 class EngineFault(MlxcelError):
     """A whole step failed in the engine, and with it all that the block pool held. The text is for the log."""
+
+
+def kind_and_place(error: BaseException) -> str:
+    """What failed and where, for the log. The text of an exception is left out: it may quote a prompt."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+    return f"{type(error).__name__}{place}"

@@ -80,6 +80,7 @@ class Request:
     num_computed: int = 0
     num_cached: int = 0
     slot: int | None = None
+    num_faults: int = 0  # steps that failed as a whole while this request had a row in them
     arrival: int = 0  # place in the order of arrival, given by the scheduler
 
     @property

@@ -18,7 +18,8 @@ from app.kv.prefix_cache import PrefixCache
 from app.kv.sizing import size_pool
 from app.metrics import Metrics
 from app.request import SamplingParams
-from app.scheduler.scheduler import Scheduler, SchedulerConfig
+from app.scheduler.policy import SchedulerConfig
+from app.scheduler.scheduler import Scheduler
 from app.service import ModelCard, Service
 from app.settings import Settings
 from app.text.chat import ChatText
@@ -47,6 +48,7 @@ class Runtime:
             settings.n_parallel + settings.max_queue_depth,
             settings.tick_timeout,
             lambda kind, seconds: self.metrics.observe_tick(kind, seconds),
+            settings.queue_timeout,
         )
         self.service = Service(self._worker, lambda *times: self.metrics.observe_request(*times))
         self.metrics = Metrics(self.service, VERSION)
@@ -69,25 +71,31 @@ class Runtime:
 
     def _load(self) -> tuple[Engine, Scheduler]:
         """Runs on the engine thread, which alone may import MLX: the BLAS has to be there before it."""
-        from app.engine import blas
+        from app.engine import blas, preflight
 
         settings = self._settings
+        stored_bytes = preflight.check_files(settings.model)
         report = blas.preload(settings.blas, str(settings.blas_threads or "auto"))
         if report.warning:
             log.warning("%s", report.warning)
         elif report.path:
             log.info("BLAS: %s, %d threads, %s", report.path, report.threads, report.version)
+        from app.engine import kernels
+
+        if settings.device == "cpu" or kernels.on_cpu():
+            preflight.check_memory(settings.kv_cache_budget, stored_bytes)
         from app.engine import loader
         from app.engine.engine import Engine
 
         loader.set_device(settings.device)
+        loader.limit_memory(settings.cache_limit, settings.wired_limit)
         path = loader.model_directory(settings.model, settings.cache_dir, settings.offline)
         log.info("loading %s", path)
         began_s = time.monotonic()
-        loaded = loader.load(path, settings.weight_dtype)
+        loaded = loader.load(path, settings.weight_dtype, settings.adapter)
         log.info("%.1f MiB of weights loaded in %.1f s", loaded.weight_bytes / 2**20, time.monotonic() - began_s)
         n_ctx = _window(settings, loaded)
-        block_size = settings.kv_block_size or (64 if loader.on_cpu() else 32)
+        block_size = settings.kv_block_size or (64 if kernels.on_cpu() else 32)
         size = size_pool(
             settings.kv_cache_budget,
             bytes_per_token=loaded.kv_bytes_per_token,
@@ -131,7 +139,10 @@ class Runtime:
             end_tokens=loaded.end_tokens,
             default_sampling=_default_sampling(loaded.generation_config),
             chat_template=str(loaded.tokenizer.chat_template or ""),
-            props={"build_info": f"mlxcel-{VERSION}", "model_family": loaded.config.get("model_type")},
+            props={
+                "build_info": f"mlxcel-{VERSION}-{self._settings.fingerprint}",
+                "model_family": loaded.config.get("model_type"),
+            },
         )
         text = ChatText(loaded.tokenizer, loaded.end_tokens)
         self.service.open(card, text, Vocabulary(loaded.tokenizer))

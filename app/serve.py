@@ -1,7 +1,7 @@
 """The life of the server process: embedded granian on our own event loop, every signal and exit code ours.
 
-SIGTERM drains and a second one hurries, SIGINT cancels everything and is gone within two seconds, SIGHUP and SIGUSR1 do
-nothing. There is one process, so nothing can outlive it.
+SIGTERM drains and a second one hurries, SIGINT cancels everything and is gone within two seconds, SIGHUP, SIGUSR1 and
+SIGUSR2 do nothing, SIGQUIT writes the stack of every thread to stderr. There is one process, so nothing can outlive it.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import asyncio
 import contextlib
 import enum
 import errno
+import faulthandler
 import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, NoReturn, Protocol
 
-from granian.constants import HTTPModes, Interfaces
+from granian.constants import HTTPModes, Interfaces, SSLProtocols
 from granian.log import LogLevels
 from granian.server.embed import Server
 
@@ -33,6 +35,8 @@ BACKLOG = 1024
 # After SIGINT these follow one another: the sum, with its two flushes, stays under two seconds.
 STOP_S = 1.2
 FLUSH_S = 0.2
+# How long a failed server still answers: probes and clients are told so, rather than to find the port closed.
+LAST_WORDS_S = 1.0
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -100,8 +104,9 @@ def serve(settings: Settings, build: Callable[[Settings], Runtime], announce: Ca
     """Serve until a signal or a failure ends it; ``announce`` is called when the model is ready. Returns the exit code.
 
     Raises:
-        StartError: the address cannot be used, or the model cannot be loaded.
+        StartError: the address, the certificate or the API key file cannot be used, or the model cannot be loaded.
     """
+    _check_certificate(settings)
     address = _free_address(settings.host, settings.port)
     log.info("starting on %s:%d with model %s", settings.host, settings.port, settings.model)
     return asyncio.run(_serve(settings, build, announce, address))
@@ -114,12 +119,13 @@ async def _serve(
     ends: asyncio.Queue[_End] = asyncio.Queue()
     loop.add_signal_handler(signal.SIGTERM, ends.put_nowait, _End.TERMINATE)
     loop.add_signal_handler(signal.SIGINT, ends.put_nowait, _End.INTERRUPT)
-    for harmless in (signal.SIGHUP, signal.SIGUSR1):
+    for harmless in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(harmless, signal.SIG_IGN)
+    faulthandler.register(signal.SIGQUIT, file=sys.__stderr__ or sys.stderr)
 
     runtime = build(settings)
     door = _Door(runtime.app)
-    server = _build_server(door, address, settings.port)
+    server = _build_server(door, address, settings)
 
     async def load() -> None:
         try:
@@ -143,6 +149,7 @@ async def _serve(
     if end is _End.FAILED:
         cause = serving.exception() if serving.done() else None
         log.critical("the engine or the HTTP server has failed: leaving with exit code %d", EXIT_ENGINE, exc_info=cause)
+        await asyncio.wait({serving}, timeout=LAST_WORDS_S)
     code = EXIT_ENGINE if end is _End.FAILED else EXIT_OK
 
     stopping = asyncio.create_task(runtime.stop())
@@ -170,21 +177,45 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _build_server(app: App, address: str, port: int) -> Server:
+def _build_server(app: App, address: str, settings: Settings) -> Server:
     server = Server(
         app,
         address=address,
-        port=port,
+        port=settings.port,
         interface=Interfaces.ASGINL,
         http=HTTPModes.http1,
         websockets=False,
         backlog=BACKLOG,
+        ssl_cert=settings.ssl_cert_file,
+        ssl_key=settings.ssl_key_file,
+        ssl_protocol_min=SSLProtocols.tls12,
         log_level=LogLevels.warning,
         # Incremental: take the level, and leave every logger's handlers as the process has set them.
         log_dictconfig={"incremental": True, "handlers": {}, "loggers": {}},
     )
     logging.getLogger("_granian").addFilter(lambda record: "experimental" not in record.getMessage())
     return server
+
+
+def _check_certificate(settings: Settings) -> None:
+    """Load certificate and key once here, where a fault can be told in one line."""
+    if settings.ssl_cert_file is None or settings.ssl_key_file is None:
+        return
+    for name, file in (("CERT", settings.ssl_cert_file), ("KEY", settings.ssl_key_file)):
+        try:
+            file.read_bytes()
+        except OSError as error:
+            raise StartError(f"MLXCEL_SSL_{name}_FILE={file} cannot be read: {error.strerror}") from None
+    try:
+        # An empty password, because without one OpenSSL would ask the terminal for it.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.ssl_cert_file, settings.ssl_key_file, "")
+    except (ssl.SSLError, ValueError) as error:
+        told = getattr(error, "reason", None)
+        reason = told.replace("_", " ").lower() if told else "no PEM file, or a key with a passphrase"
+        raise StartError(
+            f"MLXCEL_SSL_CERT_FILE={settings.ssl_cert_file} with MLXCEL_SSL_KEY_FILE={settings.ssl_key_file} cannot be"
+            f" used: {reason}"
+        ) from None
 
 
 def _free_address(host: str, port: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,8 @@ from app.worker import Worker
 class Ask:
     """What is wanted, whoever asks. ``sampling.seed`` is the seed of choice 0; choice i uses seed + i.
 
-    ``max_tokens`` None means the rest of the window.
+    ``max_tokens`` None means the rest of the window. ``reserve`` is told the most tokens that this can come to, prompts
+    included, before anything is submitted; it may raise to refuse.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -32,6 +33,7 @@ class Ask:
     priority: int = 0
     use_prefix_cache: bool = True
     ignore_eos: bool = False
+    reserve: Callable[[int], None] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,8 @@ class Service:
                 requests.append(request)
                 choices.append(Choice(len(choices), request, vocabulary, ask.stop, continues))
         num_prompt = sum(map(len, prompts))
+        if ask.reserve is not None:
+            ask.reserve(num_prompt + sum(request.max_tokens for request in requests))
         completion = Completion(self._worker, choices, num_prompt, self._observe)
         self._worker.submit(requests, completion.sink)
         return completion

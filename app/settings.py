@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
-import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,10 +14,21 @@ from pydantic import AliasChoices, BeforeValidator, Field, PrivateAttr, Validati
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.errors import StartError
+from app.setting_types import (
+    WORD,
+    Bytes,
+    CountOrAuto,
+    FilePath,
+    Names,
+    Seconds,
+    nearest,
+    parse_budget,
+    refused_until_built,
+    show,
+)
 
 PREFIX = "MLXCEL_"
 MIN_CTX_PER_SLOT = 512
-_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 
 # Other spellings that reach a field, in the environment and as flags.
 ALIASES = {
@@ -30,39 +39,6 @@ ALIASES = {
 
 def _spellings(field: str) -> AliasChoices:
     return AliasChoices(PREFIX + field.upper(), *ALIASES[field])
-
-
-def _parse_bytes(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"(\d+)\s*([KMG]?)", value.strip().upper())
-    if match is None:
-        raise ValueError("must be a number of bytes, plain or with K, M or G (powers of 1024)")
-    return int(match[1]) * _UNITS[match[2]]
-
-
-def _parse_budget(value: object) -> object:
-    word = value.strip().lower() if isinstance(value, str) else value
-    if word in ("auto", "none"):
-        return word
-    try:
-        return _parse_bytes(value) or "none"
-    except ValueError as error:
-        raise ValueError(f"{error}, or auto, or none") from None
-
-
-def _split_list(value: object) -> object:
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-
-
-def _lower(value: object) -> object:
-    return value.strip().lower() if isinstance(value, str) else value
-
-
-_WORD = BeforeValidator(_lower)
-Bytes = Annotated[int, BeforeValidator(_parse_bytes)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_split_list)]
-Seconds = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Settings(BaseSettings):
@@ -88,11 +64,22 @@ class Settings(BaseSettings):
         (), description="accepted names, comma list, the first is shown; `*`: any; unset: from the path"
     )
 
+    adapter: FilePath | None = Field(None, description="folder of a LoRA adapter that mlx-lm has trained for the model")
+
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(8080, ge=1, le=65535, description="TCP port, 1 to 65535")
+    ssl_cert_file: FilePath | None = Field(None, description="PEM certificate chain; with it HTTPS only")
+    ssl_key_file: FilePath | None = Field(None, description="PEM key of the certificate, without a passphrase")
     api_keys: Names = Field((), repr=False, description="accepted keys, comma list; with any, only /health* is open")
+    api_key_file: FilePath | None = Field(
+        None, description="file of more keys, one a line, # begins a comment; read again when it changes"
+    )
     allowed_origins: Names = Field((), description="CORS origins, comma list; unset: no CORS headers")
     max_body_bytes: Bytes = Field(16 * 1024**2, ge=1, description="largest request body in bytes (K, M, G); above: 413")
+    rate_limit_requests: int | None = Field(
+        None, ge=1, description="generating requests a minute, per key (without keys: in all); beyond: 429"
+    )
+    rate_limit_tokens: int | None = Field(None, ge=1, description="prompt and output tokens a minute, likewise")
     strict_fields: bool = Field(False, description="refuse request fields that no API knows, instead of naming them")
 
     no_batch: bool = Field(False, description="one slot with the whole context")
@@ -105,6 +92,9 @@ class Settings(BaseSettings):
         description="slots; unset: 4, more where `MLXCEL_MAX_BATCH_SIZE` asks for it, 1 with `MLXCEL_NO_BATCH`",
     )
     max_queue_depth: int = Field(32, ge=0, description="requests that may wait for a slot; beyond: 503")
+    queue_timeout: Annotated[Seconds | None, Field(gt=0)] = Field(
+        None, description="seconds a request may wait for its slot before 503; unset: no end"
+    )
     prefill_chunk: int | None = Field(
         None,
         ge=0,
@@ -114,8 +104,11 @@ class Settings(BaseSettings):
     max_batch_prefill: int = Field(4, ge=1, description="most prompts that prefill in one tick")
     max_batch_prefill_tokens: int | None = Field(None, ge=0, description="most tokens in it; 0: no cap; unset: derived")
 
+    decode_storage_backend: Annotated[Literal["auto", "paged"], refused_until_built("dense"), WORD] = Field(
+        "auto", description="auto or paged"
+    )
     kv_block_size: int | None = Field(None, ge=1, le=4096, description="tokens a block; unset: 64 on CPU, 32 elsewhere")
-    kv_cache_budget: Annotated[int | Literal["auto", "none"], BeforeValidator(_parse_budget)] = Field(
+    kv_cache_budget: Annotated[int | Literal["auto", "none"], BeforeValidator(parse_budget)] = Field(
         "auto", description="bytes of the block pool (K, M, G), `auto`, or `none` (also 0) for no bound"
     )
     kv_admission_watermark: float = Field(
@@ -128,23 +121,33 @@ class Settings(BaseSettings):
         None, ge=1, description="tokens in all, over rows if set, else slots; unset: model's window"
     )
     enable_preemption: bool = Field(False, description="a request of higher priority may requeue a running one")
-    preemption_policy: Annotated[Literal["longest-first", "lowest-priority"], _WORD] = Field(
+    preemption_policy: Annotated[Literal["longest-first", "lowest-priority"], WORD] = Field(
         "longest-first", description="who gives way: longest-first or lowest-priority"
+    )
+    draft_kind: Annotated[Literal["none"], refused_until_built("prompt-lookup", "mtp", "dflash"), WORD] = Field(
+        "none", description="kind of speculation; none"
     )
 
     slots: bool = Field(True, description="serve /slots; off: 501")
     metrics: bool = Field(True, description="serve /metrics; off: 501")
     drain_timeout: Seconds = Field(25.0, ge=0, description="seconds that running requests get after SIGTERM")
     tick_timeout: Seconds = Field(600.0, gt=0, description="seconds after which a running tick counts as stuck")
-    device: Annotated[Literal["auto", "gpu", "cpu"], _WORD] = Field("auto", description="auto, gpu or cpu")
-    weight_dtype: Annotated[Literal["auto", "float32", "float16", "bfloat16"], _WORD] = Field(
+    device: Annotated[Literal["auto", "gpu", "cpu"], WORD] = Field("auto", description="auto, gpu or cpu")
+    weight_dtype: Annotated[Literal["auto", "float32", "float16", "bfloat16"], WORD] = Field(
         "auto", description="auto (float32 on CPU, as stored elsewhere), float32, float16 or bfloat16"
     )
     blas: str = Field("auto", min_length=1, description="Linux: `auto`, the path of a BLAS library, or `none`")
-    blas_threads: Annotated[int | None, BeforeValidator(lambda value: None if _lower(value) == "auto" else value)] = (
-        Field(None, ge=1, description="threads of the BLAS; unset or `auto`: one a core")
+    blas_threads: CountOrAuto = Field(None, ge=1, description="threads of the BLAS; unset or `auto`: one a core")
+    cache_limit: Bytes | None = Field(None, ge=0, description="bytes MLX may keep for reuse; unset: as MLX has it")
+    wired_limit: Bytes = Field(0, ge=0, description="bytes to keep wired on Metal; 0: off")
+    sdpa_deterministic: bool = Field(False, description="one attention path for all rows; only false yet")
+    log_format: Annotated[Literal["text", "json"] | None, WORD] = Field(
+        None, description="text or json; unset: text on a terminal, else json"
     )
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], _WORD] = Field(
+    log_file: FilePath | None = Field(None, description="file to log to; unset: stderr")
+    log_max_bytes: Bytes = Field(64 * 1024**2, ge=1024, description="size at which the log file is rotated (K, M, G)")
+    log_backups: int = Field(5, ge=1, le=1000, description="rotated log files to keep")
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], WORD] = Field(
         "info", description="least severity"
     )
 
@@ -161,6 +164,11 @@ class Settings(BaseSettings):
                 f"MLXCEL_MAX_BATCH_SIZE={self.max_batch_size} is more rows than MLXCEL_N_PARALLEL={self.n_parallel} "
                 f"slots can fill: at most {self.n_parallel}, or more slots"
             )
+        if (self.ssl_cert_file is None) != (self.ssl_key_file is None):
+            given, missing = ("CERT", "KEY") if self.ssl_cert_file else ("KEY", "CERT")
+            raise ValueError(f"MLXCEL_SSL_{given}_FILE needs MLXCEL_SSL_{missing}_FILE beside it: set both or neither")
+        if self.sdpa_deterministic:
+            raise ValueError("MLXCEL_SDPA_DETERMINISTIC=true does not exist yet: leave it unset or false")
         if self.no_prompt_cache and self.prompt_cache:
             raise ValueError("MLXCEL_PROMPT_CACHE=true contradicts MLXCEL_NO_PROMPT_CACHE=true: set one of them")
         window = self.ctx_per_slot
@@ -250,12 +258,6 @@ def _given() -> dict[str, tuple[str, str, str]]:
     return given
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean X?)`` for the known name most like ``name``, or nothing when none is like it."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
-
-
 def _one_line(error: ValidationError, given: Mapping[str, tuple[str, str, str]]) -> str:
     first = error.errors(include_url=False)[0]
     message = first["msg"].removeprefix("Value error, ").replace("\n", " ")
@@ -278,11 +280,6 @@ def _user_cache_dir() -> Path:
 
 
 def shown(field: str, value: object) -> str:
-    """A value as people write it; ``***`` for a secret."""
-    if value is None or value == ():
-        return "unset"
-    if is_secret(field):
-        return "***"
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """A setting's value as people write it; ``***`` for a secret."""
+    text = show(value)
+    return "***" if is_secret(field) and text != "unset" else text

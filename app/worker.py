@@ -7,13 +7,23 @@ import logging
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from app.errors import BackendError, EngineFault, InvalidRequest, MlxcelError, Overloaded, Unavailable
-from app.request import FinishReason, Request
-from app.scheduler.plan import Event, Finished, Plan, Result
+from app import errands
+from app.errands import Errand, News, Refused
+from app.errors import (
+    BackendError,
+    EngineFault,
+    InvalidRequest,
+    MlxcelError,
+    Overloaded,
+    Unavailable,
+    kind_and_place,
+)
+from app.request import Request
+from app.scheduler.plan import Finished, Plan, Result
 from app.scheduler.scheduler import Scheduler
 from app.scheduler.snapshot import Snapshot
 
@@ -34,18 +44,7 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The last news of a request that gets no (further) answer."""
-
-    request_id: int
-    error: MlxcelError
-
-
-News = Event | Refused
 Sink = Callable[[News], None]
-# Something to do to the scheduler between two ticks, and the news that it makes.
-Errand = Callable[[Scheduler], Iterable[News]]
 
 
 class Worker:
@@ -61,11 +60,14 @@ class Worker:
         capacity: int,
         tick_timeout_s: float,
         observe_tick: Callable[[Kind, float], None],
+        queue_timeout_s: float | None = None,
     ) -> None:
-        """``load`` runs on the thread and may raise StartError. ``capacity`` is how many requests may be in flight."""
+        """``load`` runs on the thread and may raise StartError. ``capacity`` is how many requests may be in flight, and
+        ``queue_timeout_s`` how long one may wait for its slot."""
         self._load = load
         self._capacity = capacity
         self.tick_timeout_s = tick_timeout_s
+        self._queue_timeout_s = queue_timeout_s
         self._observe_tick = observe_tick
         self._inbox: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
         self._sinks: dict[int, Sink] = {}
@@ -120,18 +122,18 @@ class Worker:
         """Take requests that belong together: all of them or none. Raises as ``check_room``."""
         self.check_room(len(requests))
         self._sinks.update((request.id, sink) for request in requests)
-        self._inbox.put(lambda scheduler: _add(scheduler, requests))
+        self._inbox.put(lambda scheduler: errands.add(scheduler, requests))
 
     def cancel(self, request_ids: Iterable[int]) -> None:
         """End requests nobody waits for any more. No news of them follows."""
         ids = [request_id for request_id in request_ids if self._forget(request_id)]
         if ids:
-            self._inbox.put(lambda scheduler: _cancel(scheduler, ids))
+            self._inbox.put(lambda scheduler: errands.cancel(scheduler, ids))
 
     def finish(self, request_id: int, num_output: int) -> None:
         """End a request whose answer was complete after ``num_output`` tokens: a stop string was found in its text."""
         if self._forget(request_id):
-            self._inbox.put(lambda s: s.finish(request_id, FinishReason.STOP, num_output, time.monotonic()))
+            self._inbox.put(lambda scheduler: errands.finish(scheduler, request_id, num_output))
 
     async def reset_prefix_cache(self) -> None:
         """Forget every cached prefix; return when that is done. Raises as ``check_room``, also while it waits."""
@@ -152,7 +154,7 @@ class Worker:
         """Refuse new and queued work, let running requests end, and refuse what still runs after ``timeout_s``."""
         if self.status != "dead":
             self.status = "draining"
-        self._inbox.put(_refuse_waiting)
+        self._inbox.put(errands.refuse_waiting)
         self._emptied.clear()
         if self._sinks:
             try:
@@ -179,7 +181,11 @@ class Worker:
                 continue
             if isinstance(item, Finished | Refused):
                 self._forget(item.request_id)
-            sink(item)
+            try:
+                sink(item)
+            except Exception as error:
+                log.error("request %d failed when it was told its news: %s", item.request_id, kind_and_place(error))
+                self.cancel([item.request_id])
 
     def _forget(self, request_id: int) -> bool:
         known = self._sinks.pop(request_id, None) is not None
@@ -190,7 +196,7 @@ class Worker:
     def _refuse_all(self, error: MlxcelError) -> None:
         ids = list(self._sinks)
         if ids:
-            self._inbox.put(lambda scheduler: _cancel(scheduler, ids))
+            self._inbox.put(lambda scheduler: errands.cancel(scheduler, ids))
         self._deliver([Refused(request_id, error) for request_id in ids])
         for reset in [reset for reset in self._resets if not reset.done()]:
             reset.set_exception(error)
@@ -220,8 +226,9 @@ class Worker:
         try:
             while self._errands(scheduler):
                 self._tick(engine, scheduler)
-        except BaseException:
-            log.exception("the engine loop has ended")
+        except BaseException as error:
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            log.critical("the engine loop has ended: %s\n%s", kind_and_place(error), frames)
             self._call(self._die)
         finally:
             self._tick_began_s = None
@@ -242,6 +249,8 @@ class Worker:
 
     def _tick(self, engine: Engine, scheduler: Scheduler) -> None:
         began_s = self._tick_began_s = time.monotonic()
+        if self._queue_timeout_s is not None:
+            self._publish(scheduler, errands.expire(scheduler, self._queue_timeout_s))
         plan = scheduler.plan(began_s)
         if not plan.rows:
             return
@@ -268,27 +277,6 @@ class Worker:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
             log.debug("the event loop has closed")
-
-
-def _add(scheduler: Scheduler, requests: Sequence[Request]) -> Iterable[News]:
-    refused: list[News] = []
-    for request in requests:
-        try:
-            scheduler.add(request)
-        except InvalidRequest as error:
-            refused.append(Refused(request.id, error))
-    return refused
-
-
-def _cancel(scheduler: Scheduler, request_ids: Iterable[int]) -> Iterable[News]:
-    now = time.monotonic()
-    return [event for request_id in request_ids for event in scheduler.cancel(request_id, now)]
-
-
-def _refuse_waiting(scheduler: Scheduler) -> Iterable[News]:
-    waiting = scheduler.waiting_ids()
-    _cancel(scheduler, waiting)
-    return [Refused(request_id, Unavailable("Draining")) for request_id in waiting]
 
 
 def _kind(plan: Plan) -> Kind:

@@ -16,7 +16,8 @@ from app.kv.block_table import BlockTables
 from app.kv.prefix_cache import PrefixCache
 from app.request import Request, SamplingParams
 from app.scheduler.plan import Finished
-from app.scheduler.scheduler import Scheduler, SchedulerConfig
+from app.scheduler.policy import SchedulerConfig
+from app.scheduler.scheduler import Scheduler
 
 GREEDY = SamplingParams(temperature=0.0)
 TIE = 1e-3

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from app.errands import Refused
 from app.scheduler.plan import Draw, Plan, Result, Row
-from app.worker import Refused, Worker
+from app.worker import Worker
 from tests.driving import build_scheduler
 
 PATIENCE_S = 20.0
@@ -82,6 +83,7 @@ async def working(
     num_blocks: int = 32,
     block_size: int = 4,
     tick_timeout_s: float = 600.0,
+    queue_timeout_s: float | None = None,
     prefix_cache: bool = False,
     ticks: list[tuple[str, float]] | None = None,
     **config: Any,
@@ -90,7 +92,11 @@ async def working(
     scheduler = build_scheduler(num_blocks, block_size, prefix_cache, **config)
     seen: list[tuple[str, float]] = [] if ticks is None else ticks
     worker = Worker(
-        lambda: (engine, scheduler), capacity, tick_timeout_s, lambda kind, seconds: seen.append((kind, seconds))
+        lambda: (engine, scheduler),
+        capacity,
+        tick_timeout_s,
+        lambda kind, seconds: seen.append((kind, seconds)),
+        queue_timeout_s,
     )
     await worker.start()
     try:

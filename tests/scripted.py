@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -43,6 +44,7 @@ class ScriptedCompletion:
         self.refused = refused
         self.usage = Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=3)
         self.timings = Timings(queue_s=0.1, prompt_s=0.5, predicted_s=1.5)
+        self.finish_reason: str | None = None
         self.num_closed = 0
         self.waits: list[float] = []
 
@@ -58,6 +60,7 @@ class ScriptedCompletion:
         while self.script:
             step = self.script.pop(0)
             if isinstance(step, Delta):
+                self.finish_reason = step.finish_reason
                 return step
             if isinstance(step, Exception):
                 raise step
@@ -111,6 +114,8 @@ class ScriptedService:
     def _answer(self, what: Any, ask: Ask, template: Any) -> ScriptedCompletion:
         if self.refused:
             raise self.refused
+        if ask.reserve:
+            ask.reserve(self.completion.usage.prompt_tokens + (ask.max_tokens or 100))
         self.asked.append((what, ask, template))
         return self.completion
 
@@ -121,11 +126,18 @@ class ScriptedService:
 @dataclass
 class Options:
     api_keys: tuple[str, ...] = ()
+    api_key_file: Path | None = None
+    rate_limit_requests: int | None = None
+    rate_limit_tokens: int | None = None
     allowed_origins: tuple[str, ...] = ()
     max_body_bytes: int = 10_000
     strict_fields: bool = False
     slots: bool = True
     metrics: bool = True
+    fingerprint: str = "0123456789ab"
+
+    def describe(self) -> list[tuple[str, str, str]]:
+        return [("MLXCEL_API_KEYS", "***", "environment"), ("MLXCEL_PORT", "8080", "default")]
 
 
 def make_app(service: ScriptedService | None = None, **options: Any) -> Starlette:

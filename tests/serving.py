@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,15 +45,20 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(folder: Path, wait: bool = True, **settings: str) -> Iterator[ServerProcess]:
-    """Start ``mlxcel serve`` with ``settings`` (names without the prefix), wait until it is ready, kill it at last."""
+def serving(
+    folder: Path, wait: bool = True, command: Sequence[str] = ("-m", "app", "serve"), **settings: str
+) -> Iterator[ServerProcess]:
+    """Start ``mlxcel serve`` with ``settings`` (names without the prefix), wait until it is ready, kill it at last.
+
+    ``command`` is what Python runs; another one may break something first.
+    """
     port = free_port()
     clean = {name: value for name, value in os.environ.items() if not name.startswith("MLXCEL_")}
     chosen = {"PORT": str(port), "KV_CACHE_BUDGET": "256M", **settings}
     log = folder / f"server-{port}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "app", "serve"],
+            [sys.executable, *command],
             cwd=ROOT,
             env=clean | {f"MLXCEL_{name}": value for name, value in chosen.items()},
             stdout=output,

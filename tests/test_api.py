@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -533,6 +534,125 @@ def test_one_log_line_a_request_without_prompts_or_keys(caplog: pytest.LogCaptur
     assert records[0].request_id == "rid"
     assert records[0].seconds >= 0
     assert not any("ZEBRA" in str(vars(r)) or "SECRET" in str(vars(r)) for r in records)
+
+
+def access_line(caplog: pytest.LogCaptureFixture) -> Any:
+    [line] = [vars(record) for record in caplog.records if record.name == "mlxcel.access"]
+    return line
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_log_line_of_an_answer_tells_what_it_took(caplog: pytest.LogCaptureFixture, stream: bool) -> None:
+    caplog.set_level(logging.INFO, "mlxcel.access")
+    chat(stream=stream)
+    line = access_line(caplog)
+    assert (line["queue_s"], line["ttft_s"]) == (0.1, 0.6)
+    assert (line["prompt_tokens"], line["cached_tokens"], line["completion_tokens"]) == (10, 4, 3)
+    assert line["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_log_line_of_a_failed_answer_says_so(caplog: pytest.LogCaptureFixture, stream: bool) -> None:
+    caplog.set_level(logging.INFO, "mlxcel.access")
+    completion = ScriptedCompletion(Delta(0, "Hel"), errors.BackendError())
+    completion.usage.completion_tokens = 0
+    completion.timings.queue_s = 0.0
+    chat(ScriptedService(completion), stream=stream)
+    line = access_line(caplog)
+    assert (line["status"], line["finish_reason"]) == (200 if stream else 500, "error")
+    assert (line["queue_s"], line["ttft_s"]) == (None, None)
+
+
+def test_polled_routes_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "mlxcel.access")
+    paths = ["/health", "/v1/health", "/health/live", "/health/ready", "/metrics", "/slots", "/v1/models", "/nope"]
+    for path in paths:
+        call(make_app(), "GET", path)
+    levels = [record.levelname for record in caplog.records if record.name == "mlxcel.access"]
+    assert levels == ["DEBUG"] * 6 + ["INFO"] * 2
+
+
+def test_a_method_of_the_clients_own_making_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "mlxcel.access")
+    call(make_app(), "ZEBRA", "/v1/models")
+    assert (access_line(caplog)["method"], access_line(caplog)["status"]) == ("other", 405)
+
+
+# --- rate limits
+
+
+def test_requests_beyond_the_limit_of_a_key_are_429() -> None:
+    app = make_app(api_keys=("a", "b"), rate_limit_requests=2)
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+
+    def ask(key: str, path: str = CHAT) -> httpx.Response:
+        return call(app, "POST", path, json=body | {"prompt": "hi"}, headers={"authorization": f"Bearer {key}"})
+
+    assert [ask("a").status_code, ask("a", "/v1/completions").status_code] == [200, 200]
+    refused = ask("a")
+    assert refused.status_code == 429
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert 1 <= int(refused.headers["retry-after"]) <= 30
+    assert ask("b").status_code == 200
+    assert call(app, "GET", "/v1/models", headers={"authorization": "Bearer a"}).status_code == 200
+
+
+def test_tokens_are_set_aside_and_given_back() -> None:
+    """Each answer uses 13 of the tokens it sets aside; what is refused uses none."""
+    service = ScriptedService()
+    app = make_app(service, rate_limit_tokens=100)
+
+    def ask(max_tokens: int, *script: Any) -> int:
+        service.completion = ScriptedCompletion(*(script or HI))
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": max_tokens}
+        return call(app, "POST", CHAT, json=body).status_code
+
+    assert ask(90) == 200
+    assert ask(90) == 429
+    service.refused = errors.Overloaded()
+    assert ask(70) == 503
+    service.refused = None
+    assert ask(70, errors.BackendError()) == 500
+    assert ask(70) == 200
+    assert ask(70) == 429
+
+
+def test_a_client_that_leaves_pays_for_what_was_computed() -> None:
+    async def go() -> int:
+        app = make_app(ScriptedService(ScriptedCompletion(None)), rate_limit_tokens=100)
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 90}
+        client = Client(app, CHAT, body)
+        await asyncio.sleep(0.01)
+        await client.leave()
+        level = app.state.wiring.limits._tokens._of[b""].level
+        return round(level)
+
+    assert asyncio.run(go()) == 87
+
+
+def test_a_key_file_is_asked_and_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    file.write_text("old\n")
+    app = make_app(api_key_file=file)
+
+    def status(key: str) -> int:
+        return call(app, "GET", "/v1/models", headers={"authorization": f"Bearer {key}"}).status_code
+
+    assert [status("old"), status("new")] == [200, 401]
+    file.write_text("newer\n")
+    monkeypatch.setattr("app.api.keys.CHECK_INTERVAL_S", 0.0)
+    assert [status("old"), status("newer")] == [401, 200]
+
+
+def test_config_shows_every_setting_and_no_secret() -> None:
+    assert call(make_app(), "GET", "/v1/config").json() == {
+        "settings": [
+            {"name": "MLXCEL_API_KEYS", "value": "***", "source": "environment"},
+            {"name": "MLXCEL_PORT", "value": "8080", "source": "default"},
+        ],
+        "fingerprint": "0123456789ab",
+    }
+    assert call(make_app(api_keys=("k",)), "GET", "/v1/config").status_code == 401
 
 
 @pytest.mark.parametrize("num_pieces", [1, 2], ids=["while sending the body", "while waiting"])

@@ -20,7 +20,8 @@ def serve(tables: BlockTables, request_id: int, tokens: list[int], salt: str = "
     """A request that is admitted, computed whole and released."""
     admission = tables.admit(request_id, tokens, salt, use_cache)
     tables.publish(request_id, tokens, len(tokens))
-    tables.release(request_id, tokens, len(tokens), publish_tail=True)
+    tables.publish_tail(request_id, tokens, len(tokens))
+    tables.release(request_id)
     tables.check()
     return admission
 
@@ -119,7 +120,7 @@ def build_evicted_key() -> BlockTables:
     tables.admit(2, TEXT[:6], "", True)
     tables.publish(1, TEXT[:6], 6)
     tables.publish(2, TEXT[:6], 6)
-    tables.release(1, TEXT[:6], 6, publish_tail=False)
+    tables.release(1)
     assert tables.quote(TEXT[:6], "", True).num_cached == 4
     tables.admit(3, [0] * 16, "", True)
     assert tables.prefix_cache.num_entries == 0
@@ -135,7 +136,8 @@ def test_a_request_goes_on_publishing_after_the_key_it_built_on_was_evicted():
 
 def test_a_tail_is_published_under_a_key_that_had_to_be_renewed():
     tables = build_evicted_key()
-    tables.release(2, TEXT[:6], 6, publish_tail=True)
+    tables.publish_tail(2, TEXT[:6], 6)
+    tables.release(2)
     tables.check()
     assert tables.quote(TEXT[:9], "", True).num_cached == 6
 

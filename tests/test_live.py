@@ -347,3 +347,56 @@ def test_ctrl_c_is_clean_also_in_the_middle_of_a_prompt(tmp_path: Path, model_di
             for one in work:
                 assert one.exception() is not None or one.result().status_code in (200, 503)
         assert "Traceback" not in own.log.read_text()
+
+
+def test_a_debug_log_has_every_request_and_no_prompt_and_no_key(tiny_model_dir: Path, tmp_path: Path) -> None:
+    mark, key = "ZEBRA-PROMPT", "KEY-SECRET"
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    question = {"messages": [{"role": "user", "content": mark}], "max_tokens": 3, "temperature": 0}
+    bodies: list[dict[str, Any]] = [
+        question,
+        question | {"stream": True},
+        question | {"stop": [mark], "tools": [{"name": mark}], mark: mark},
+        question | {"chat_template_kwargs": {"tools": mark, "messages": mark}},
+        question | {"messages": [{"role": mark, "content": {"type": mark}}]},
+        question | {"messages": [{"role": "user", "content": mark * 20000}]},
+        question | {"model": mark},
+        {"prompt": mark, "max_tokens": 2, "logprobs": 1},
+    ]
+    with serving(tmp_path, MODEL=str(tiny_model_dir), LOG_LEVEL="debug", API_KEYS=key, MAX_BODY_BYTES="100K") as own:
+        for body in bodies:
+            own.http.post(TEXT if "prompt" in body else CHAT, content=json.dumps(body), headers=headers)
+        for raw in (mark, f'{{"{mark}"', f'"{mark}"'):
+            own.http.post(CHAT, content=raw, headers=headers)
+        for path in ("/tokenize", "/apply-template", "/detokenize"):
+            own.http.post(path, content=json.dumps({"content": mark, "tokens": mark} | question), headers=headers)
+        own.http.post(CHAT, json=question, headers={"authorization": f"Bearer {key}-{mark}"})
+        own.http.request(mark, f"/{mark}?key={key}", headers=headers)
+        leaving = own.http.stream("POST", CHAT, json=question | {"stream": True, "max_tokens": 4000}, headers=headers)
+        with leaving as response:
+            next(response.iter_lines())
+        assert own.signal_and_wait(signal.SIGTERM, 20) == 0
+        written = own.log.read_text()
+    assert mark not in written
+    assert key not in written
+    lines = [json.loads(line) for line in written.splitlines() if line.startswith("{")]
+    access = [line for line in lines if line["logger"] == "mlxcel.access" and line["level"] == "info"]
+    assert len(access) == len(bodies) + 3 + 3 + 3
+    assert {line["status"] for line in access} >= {200, 400, 401, 404, 413}
+    assert [line["finish_reason"] for line in access if "finish_reason" in line][-1] == "cancelled"
+    first = access[0]
+    assert (first["method"], first["route"], first["status"], first["finish_reason"]) == ("POST", CHAT, 200, "length")
+    assert 0 <= first["queue_s"] <= first["ttft_s"] <= first["seconds"]
+    assert (first["cached_tokens"], first["completion_tokens"]) == (0, 3)
+    assert first["prompt_tokens"] > 3
+    assert len(first["request_id"]) == 32
+
+
+@pytest.mark.parametrize("name", ["API_KEY_FILE", "LOG_FILE", "SSL_CERT_FILE"])
+def test_a_file_that_cannot_be_used_refuses_the_start(tmp_path: Path, name: str) -> None:
+    more = {"SSL_KEY_FILE": str(tmp_path)} if name == "SSL_CERT_FILE" else {}
+    with serving(tmp_path, wait=False, **{name: str(tmp_path)}, **more) as refused:
+        assert refused.process.wait(20) == 1
+        lines = refused.log.read_text().splitlines()
+    assert lines[-1].startswith(f"mlxcel: MLXCEL_{name}={tmp_path} cannot be ")
+    assert [line for line in lines[:-1] if '"level":"info"' not in line] == []

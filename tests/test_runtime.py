@@ -92,6 +92,7 @@ def test_a_start_with_the_real_model(model_dir: Path, tmp_path: Path) -> None:
         card = service.card
         assert card.ids == ("tiny", "other")
         assert card.n_ctx == 512
+        assert card.props["build_info"] == f"mlxcel-{runtime.VERSION}-{settings.fingerprint}"
         assert 0 < card.most_tokens * card.bytes_per_block <= 64 * 2**20 * service.snapshot().pool.block_size
         assert len(service.snapshot().slots) == settings.n_parallel
         completion = await service.complete(["1 2 3 4 5 6"], Ask(SamplingParams(temperature=0.0), max_tokens=2))

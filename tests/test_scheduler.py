@@ -10,7 +10,8 @@ from app.kv.block_table import BlockTables
 from app.kv.prefix_cache import PrefixCache
 from app.request import FinishReason, Request, State
 from app.scheduler.plan import Admitted, Draw, Event, Finished, Plan, Result, Token
-from app.scheduler.scheduler import Scheduler, SchedulerConfig
+from app.scheduler.policy import SchedulerConfig
+from app.scheduler.scheduler import Scheduler
 
 DRAWN = 7
 
@@ -286,7 +287,7 @@ def test_cancel_frees_slot_and_blocks_at_once(num_ticks):
         bench.tick()
     assert bench.scheduler.cancel(0, 9.0) == [Finished(0, FinishReason.CANCELLED, request.num_output, 9.0)]
     assert bench.scheduler.is_idle
-    assert bench.scheduler.waiting_ids() == []
+    assert bench.scheduler.waiting() == []
     assert bench.tables.num_free == 64
     assert bench.scheduler.cancel(0, 9.0) == []
     assert bench.tick() == (Plan(), [])
@@ -347,12 +348,17 @@ def test_a_row_without_its_draw_has_failed():
     assert bench.scheduler.apply(plan, Result(), 2.0) == [Finished(0, FinishReason.ERROR, 0, 2.0)]
 
 
-def test_a_failed_chunk_leaves_no_key():
+def test_a_failed_chunk_leaves_no_key_of_its_own():
     bench = Bench(prefill_chunk=4)
-    bench.add(9)
+    text = list(range(6))
+    bench.add(text, max_tokens=1)
+    bench.until_idle()
+    num_entries = bench.tables.prefix_cache.num_entries
+    bench.add([*text[:4], 90, 91, 92, 93, 94, 95, 96])
     bench.tick()
-    bench.tick(failing=(0,))
-    assert bench.tables.prefix_cache.num_entries == 1
+    assert bench.tables.prefix_cache.num_entries > num_entries
+    bench.tick(failing=(1,))
+    assert bench.tables.prefix_cache.num_entries == num_entries, "what it adopted is still there, what it filled is not"
 
 
 @pytest.mark.parametrize(("enabled", "running"), [(False, [0, 1]), (True, [1, 2])])
@@ -427,9 +433,9 @@ def test_mixed_ticks_and_decode_steps_are_counted():
     assert (counters.decode_steps, counters.mixed_steps) == (2, 1)
 
 
-def test_a_lost_pool_ends_the_rows_of_the_tick_and_requeues_the_rest():
+def test_a_lost_pool_requeues_everybody_with_what_they_have():
     bench = Bench(prefill_chunk=6, max_batch_prefill=1, max_batch_prefill_tokens=6)
-    bench.add(4)
+    first = bench.add(4)
     bench.tick()
     parked = bench.add(20, max_tokens=2)
     bench.tick()
@@ -437,12 +443,61 @@ def test_a_lost_pool_ends_the_rows_of_the_tick_and_requeues_the_rest():
     plan = bench.scheduler.plan(9.0)
     assert [row.request_id for row in plan.rows] == [0, 2]
     events = bench.scheduler.lose_pool(plan, 9.5)
-    assert events == [Finished(0, FinishReason.ERROR, 2, 9.5), Finished(2, FinishReason.ERROR, 0, 9.5)]
-    assert (parked.state, parked.num_computed, urgent.state) == (State.QUEUED, 0, State.FINISHED)
+    assert events == []
+    assert [request.state for request in (first, parked, urgent)] == [State.QUEUED] * 3
+    assert [request.num_computed for request in (first, parked, urgent)] == [0, 0, 0]
+    assert [request.num_output for request in (first, parked, urgent)] == [2, 0, 0]
     bench.scheduler.check()
     assert bench.tables.num_free == 64
     assert bench.tables.prefix_cache.num_entries == 0
-    assert bench.until_idle()[-1].num_output == 2
+    assert bench.scheduler.snapshot().counters.preemptions == {"fault": 3}
+    ends = [event for event in bench.until_idle() if isinstance(event, Finished)]
+    assert {(event.request_id, event.reason) for event in ends} == {(i, FinishReason.LENGTH) for i in range(3)}
+
+
+def test_a_row_is_tried_again_once_after_a_lost_pool():
+    bench = Bench()
+    twice = bench.add(4)
+    bench.scheduler.lose_pool(bench.scheduler.plan(1.0), 1.5)
+    bench.tick()
+    once = bench.add(4)
+    plan = bench.scheduler.plan(3.0)
+    assert [row.request_id for row in plan.rows] == [0, 1]
+    assert bench.scheduler.lose_pool(plan, 3.5) == [Finished(0, FinishReason.ERROR, 1, 3.5)]
+    assert (twice.state, once.state) == (State.FINISHED, State.QUEUED)
+    assert bench.until_idle()[-1] == Finished(1, FinishReason.LENGTH, once.max_tokens, bench.now + 0.5)
+
+
+@pytest.mark.parametrize("when", ["publish", "publish_tail"])
+def test_a_fault_while_publishing_ends_that_request_only(when, monkeypatch, caplog):
+    bench = Bench()
+    bad, good = bench.add(6, max_tokens=4), bench.add(7, max_tokens=4)
+    publish = getattr(bench.tables, when)
+
+    def failing(request_id, *args):
+        if request_id == bad.id:
+            raise ValueError("tokens: 1, 2, 3")
+        publish(request_id, *args)
+
+    monkeypatch.setattr(bench.tables, when, failing)
+    ends = {event.request_id: event for event in bench.until_idle() if isinstance(event, Finished)}
+    assert ends[bad.id].reason is FinishReason.ERROR
+    assert ends[good.id].reason is FinishReason.LENGTH
+    assert ends[good.id].num_output == 4
+    bench.scheduler.check()
+    assert bench.tables.num_free == 64
+    assert f"request {bad.id}" in caplog.text
+    assert "tokens" not in caplog.text
+
+
+def test_waiting_can_be_asked_by_arrival():
+    bench = Bench(num_slots=1, max_batch_size=1)
+    bench.add(4).arrival_s = 1.0
+    bench.tick()
+    for arrival_s in (2.0, 3.0):
+        bench.add(4).arrival_s = arrival_s
+    assert [request.id for request in bench.scheduler.waiting(3.0)] == [1]
+    assert [request.id for request in bench.scheduler.waiting()] == [1, 2]
 
 
 def test_only_requests_without_any_computed_token_are_waiting():
@@ -454,4 +509,4 @@ def test_only_requests_without_any_computed_token_are_waiting():
     bench.add(16, max_tokens=1)
     bench.add(1)
     assert bench.scheduler.snapshot().num_queued == 3
-    assert bench.scheduler.waiting_ids() == [2, 3]
+    assert [request.id for request in bench.scheduler.waiting()] == [2, 3]

@@ -14,7 +14,8 @@ from app.kv.block_table import BlockTables
 from app.kv.prefix_cache import PrefixCache
 from app.request import FinishReason, Request, State
 from app.scheduler.plan import Admitted, Draw, Event, Finished, Plan, Result, Token
-from app.scheduler.scheduler import Scheduler, SchedulerConfig
+from app.scheduler.policy import SchedulerConfig
+from app.scheduler.scheduler import Scheduler
 
 VOCABULARY = 3  # few tokens, so that prompts and answers keep meeting in the prefix cache
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -12,6 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from app.errors import StartError
+from app.serve import serve
+from app.settings import Settings
 
 # A runtime whose "model" counts: /stream sends a chunk every few milliseconds, as many as the path says.
 PROGRAM = """
@@ -68,12 +74,12 @@ leave(code)
 
 
 class Server:
-    def __init__(self, mode: str, port: int) -> None:
+    def __init__(self, mode: str, port: int, settings: dict[str, str]) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("MLXCEL_")}
         self.port = port
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, mode],
-            env=environ | {"MLXCEL_PORT": str(port), "MLXCEL_DRAIN_TIMEOUT": "20"},
+            env=environ | {"MLXCEL_PORT": str(port), "MLXCEL_DRAIN_TIMEOUT": "20"} | settings,
             cwd=Path(__file__).parent.parent,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -115,12 +121,12 @@ def read_all(connection: socket.socket) -> str:
 def start() -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
-    def start_one(mode: str = "plain", port: int = 0) -> Server:
+    def start_one(mode: str = "plain", port: int = 0, **settings: str) -> Server:
         if not port:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 port = probe.getsockname()[1]
-        servers.append(Server(mode, port))
+        servers.append(Server(mode, port, {f"MLXCEL_{name}": value for name, value in settings.items()}))
         return servers[-1]
 
     yield start_one
@@ -184,6 +190,53 @@ def test_a_busy_port_is_one_line(start: Callable[..., Server]) -> None:
     code, errors = start(port=first.port).end()
     assert code == 1
     assert errors == f"127.0.0.1:{first.port} is in use: stop what listens there, or set MLXCEL_PORT\n"
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with cert.pem and key.pem, other.pem (another key), locked.pem (the key with a passphrase), junk.pem."""
+    folder = tmp_path_factory.mktemp("pem")
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    for command in (
+        "req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=localhost",
+        "genrsa -out other.pem 2048",
+        "rsa -aes128 -passout pass:word -in key.pem -out locked.pem",
+    ):
+        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+    (folder / "junk.pem").write_text("junk")
+    return folder
+
+
+def test_tls(start: Callable[..., Server], pem: Path) -> None:
+    files = {"SSL_CERT_FILE": str(pem / "cert.pem"), "SSL_KEY_FILE": str(pem / "key.pem")}
+    server = start(**files).wait_ready()
+    context = ssl.create_default_context(cafile=pem / "cert.pem")
+    context.check_hostname = False
+    with context.wrap_socket(server.connect()) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+    assert "HTTP/1.1 200" not in read_all(server.get("/")), "answered without TLS"
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "part"),
+    [
+        ("cert", "other", "key values mismatch"),
+        ("cert", "locked", "passphrase"),
+        ("cert", "junk", "no PEM file"),
+        ("junk", "key", "no PEM file"),
+        ("none", "key", "MLXCEL_SSL_CERT_FILE={}/none.pem cannot be read: No such file"),
+        ("cert", "none", "MLXCEL_SSL_KEY_FILE={}/none.pem cannot be read: No such file"),
+    ],
+)
+def test_a_certificate_that_cannot_be_used_is_one_line(pem: Path, cert: str, key: str, part: str) -> None:
+    settings = Settings(ssl_cert_file=pem / f"{cert}.pem", ssl_key_file=pem / f"{key}.pem")
+    with pytest.raises(StartError) as error:
+        serve(settings, lambda _: pytest.fail("built"), lambda: pytest.fail("announced"))
+    assert part.format(pem).lower() in str(error.value).lower()
+    assert "MLXCEL_SSL_KEY_FILE" in str(error.value) or cert == "none"
+    assert "\n" not in str(error.value)
 
 
 def test_a_model_that_cannot_be_loaded_is_one_line(start: Callable[..., Server]) -> None:

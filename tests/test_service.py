@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from app.completion import Completion, Delta
-from app.errors import BackendError, EngineFault, InvalidRequest, Overloaded, Unavailable
+from app.errors import BackendError, EngineFault, InvalidRequest, Overloaded, RateLimited, Unavailable
 from app.request import SamplingParams
 from app.scheduler.plan import Row
 from app.service import Ask, ModelCard, Service
@@ -333,6 +333,46 @@ def test_timings_and_observations_are_sound() -> None:
                 assert min(gaps_s) >= 0.0
 
     go(body())
+
+
+def test_the_finish_reason_is_there_once_every_choice_has_an_answer() -> None:
+    async def body() -> None:
+        async with playing(spelled("abcdef")) as stage:
+            for ask, reason in (
+                (Ask(), "stop"),
+                (Ask(stop=("cd",)), "stop"),
+                (Ask(max_tokens=2), "length"),
+                (Ask(max_tokens=2, n=2), "length"),
+            ):
+                completion = await stage.service.complete(["p"], ask)
+                assert completion.finish_reason is None
+                await read(completion)
+                assert completion.finish_reason == reason
+            left = await stage.service.complete(["p"], Ask())
+            left.close()
+            assert left.finish_reason is None
+
+    go(body())
+
+
+def test_the_most_tokens_are_reserved_before_anything_is_submitted() -> None:
+    told: list[int] = []
+
+    def refuse(num_tokens: int) -> None:
+        told.append(num_tokens)
+        raise RateLimited("0 tokens a minute", 1.0)
+
+    async def body() -> None:
+        async with playing(ids("one")) as stage:
+            await read(await stage.service.complete(["pq", "p"], Ask(max_tokens=5, n=2, reserve=told.append)))
+            num_steps = len(stage.engine.plans)
+            with pytest.raises(RateLimited):
+                await stage.service.complete(["pq"], Ask(reserve=refuse))
+            assert stage.worker.snapshot.num_queued == 0
+            assert len(stage.engine.plans) == num_steps
+
+    go(body())
+    assert told == [3 + 4 * 5, 2 + 62]
 
 
 def test_closing_cancels_whatever_is_open_and_only_once() -> None:

@@ -41,6 +41,16 @@ def test_defaults() -> None:
     assert (settings.drain_timeout, settings.tick_timeout, settings.max_body_bytes) == (25.0, 600.0, 16 * 2**20)
     assert (settings.api_keys, settings.allowed_origins, settings.model_alias) == ((), (), ())
     assert settings.cache_dir.name == "mlxcel"
+    assert (settings.adapter, settings.ssl_cert_file, settings.ssl_key_file, settings.api_key_file) == (None,) * 4
+    assert (settings.queue_timeout, settings.rate_limit_requests, settings.rate_limit_tokens) == (None, None, None)
+    assert (settings.decode_storage_backend, settings.draft_kind, settings.sdpa_deterministic) == (
+        "auto",
+        "none",
+        False,
+    )
+    assert (settings.cache_limit, settings.wired_limit) == (None, 0)
+    assert (settings.log_format, settings.log_file) == (None, None)
+    assert (settings.log_max_bytes, settings.log_backups, settings.log_level) == (64 * 2**20, 5, "info")
 
 
 def test_settings_are_frozen() -> None:
@@ -128,6 +138,18 @@ def test_ctx_size_is_a_total(environ: dict[str, str], window: int) -> None:
         ({"MLXCEL_CTX_SIZE": "2047"}, ["MLXCEL_CTX_SIZE=2047", "511 tokens a slot", "2048 in all"]),
         ({"MLXCEL_N_PARALLEL": "2", "MLXCEL_MAX_BATCH_SIZE": "3"}, ["MLXCEL_MAX_BATCH_SIZE=3", "MLXCEL_N_PARALLEL=2"]),
         ({"MLXCEL_NO_BATCH": "1", "MLXCEL_N_PARALLEL": "2"}, ["MLXCEL_NO_BATCH", "MLXCEL_N_PARALLEL"]),
+        ({"MLXCEL_SSL_CERT_FILE": "/c"}, ["MLXCEL_SSL_CERT_FILE needs MLXCEL_SSL_KEY_FILE"]),
+        ({"MLXCEL_SSL_KEY_FILE": "/k"}, ["MLXCEL_SSL_KEY_FILE needs MLXCEL_SSL_CERT_FILE"]),
+        ({"MLXCEL_DECODE_STORAGE_BACKEND": "Dense"}, ["MLXCEL_DECODE_STORAGE_BACKEND", "dense does not exist yet"]),
+        ({"MLXCEL_DECODE_STORAGE_BACKEND": "disk"}, ["MLXCEL_DECODE_STORAGE_BACKEND='disk'", "'auto' or 'paged'"]),
+        ({"MLXCEL_DRAFT_KIND": "prompt-lookup"}, ["MLXCEL_DRAFT_KIND", "prompt-lookup does not exist yet"]),
+        ({"MLXCEL_DRAFT_KIND": "guess"}, ["MLXCEL_DRAFT_KIND='guess'", "must be 'none'"]),
+        ({"MLXCEL_SDPA_DETERMINISTIC": "1"}, ["MLXCEL_SDPA_DETERMINISTIC", "does not exist yet"]),
+        ({"MLXCEL_QUEUE_TIMEOUT": "0"}, ["MLXCEL_QUEUE_TIMEOUT='0'", "greater than 0"]),
+        ({"MLXCEL_RATE_LIMIT_TOKENS": "0"}, ["MLXCEL_RATE_LIMIT_TOKENS='0'", "greater than or equal to 1"]),
+        ({"MLXCEL_LOG_FORMAT": "xml"}, ["MLXCEL_LOG_FORMAT='xml'", "'text' or 'json'"]),
+        ({"MLXCEL_LOG_MAX_BYTES": "64X"}, ["MLXCEL_LOG_MAX_BYTES='64X'", "K, M or G"]),
+        ({"MLXCEL_LOG_BACKUPS": "0"}, ["MLXCEL_LOG_BACKUPS='0'", "greater than or equal to 1"]),
         (
             {"MLXCEL_NO_PROMPT_CACHE": "1", "MLXCEL_PROMPT_CACHE": "1"},
             ["MLXCEL_PROMPT_CACHE", "MLXCEL_NO_PROMPT_CACHE"],
@@ -206,6 +228,21 @@ def test_a_bad_command_line_is_one_line(argv: list[str], part: str, capsys: pyte
     assert out == ""
     assert part in errors
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("curl", ["/usr/bin/curl", None])
+def test_the_line_to_try_follows_tls_and_key_file(curl: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: curl)
+    files = {"MLXCEL_SSL_CERT_FILE": "/c", "MLXCEL_SSL_KEY_FILE": "/k", "MLXCEL_API_KEY_FILE": "/keys"}
+    line = cli.try_line(load(files))
+    assert "https://127.0.0.1:8080/v1/chat/completions" in line
+    assert "Bearer YOUR_KEY" in line
+    words = shlex.split(line)
+    if curl:
+        assert "-sk" in words
+    else:
+        compile(words[2], "try", "exec")
+        assert "_create_unverified_context" in words[2]
 
 
 @pytest.mark.parametrize("curl", ["/usr/bin/curl", None])

@@ -26,7 +26,7 @@ def size(budget, **changes):
     ("budget", "changes", "num_blocks"),
     [
         ("none", {}, 160),  # 4 x 32 blocks and a quarter
-        ("none", {"available_bytes": 0}, 160),
+        ("none", {"available_bytes": 30 * MIB}, 160),
         ("none", {"num_slots": 1, "window_tokens": 64}, 8),  # 512 tokens at least
         ("auto", {}, 160),
         ("auto", {"available_bytes": 30 * MIB}, 128),  # 80% of 10 MiB in blocks of 64 KiB
@@ -52,6 +52,13 @@ def test_blocks_follow_from_need_and_memory(budget, changes, num_blocks):
 def test_a_pool_under_512_tokens_stops_the_start_with_the_sum(budget, changes):
     with pytest.raises(StartError, match="at least 512 tokens") as refusal:
         size(budget, **changes)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("budget", ["none", 10 * MIB])
+def test_a_pool_beyond_the_memory_stops_the_start_with_the_sum(budget):
+    with pytest.raises(StartError, match=r"20.0 MiB of weights that is 30.0 MiB, and 29.0 MiB") as refusal:
+        size(budget, available_bytes=29 * MIB)
     assert "\n" not in str(refusal.value)
 
 

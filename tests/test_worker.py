@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
 import pytest
 
 from app import worker as worker_module
+from app.errands import Refused
 from app.errors import BackendError, EngineFault, InvalidRequest, Overloaded, StartError, Unavailable
 from app.request import FinishReason, Request
 from app.scheduler.plan import Admitted, Draw, Finished, Result, Token
-from app.worker import Refused, Worker
+from app.worker import Worker
 from tests.driving import build_scheduler, greedy_request
 from tests.played import PATIENCE_S, Mailbox, PlayedEngine, until, working
 
@@ -208,13 +210,33 @@ def test_finish_counts_the_tokens_of_the_answer_only() -> None:
     go(body())
 
 
-def test_a_fault_ends_its_rows_and_later_requests_are_served() -> None:
+def test_a_failed_step_costs_nobody_anything() -> None:
     async def body() -> None:
         engine = PlayedEngine(num_steps=0)
         async with working(engine, num_slots=2, max_batch_size=2) as worker:
             mail = Mailbox()
             worker.submit([ask(1), ask(2), ask(3)], mail)
+            engine.allow(2)
+            await until(lambda: len(mail.of(1)) == 3 and len(mail.of(2)) == 3)
             engine.failures.append(EngineFault("out of memory"))
+            engine.allow()
+            await until(lambda: ended(mail, 1, 2, 3))
+            for request_id in (1, 2, 3):
+                assert [type(news) for news in mail.of(request_id)] == [Admitted, Token, Token, Token, Finished]
+                assert [news.draw.token for news in mail.of(request_id)[1:4]] == [0, 1, 2]
+            assert worker.snapshot.counters.preemptions == {"fault": 2}
+            assert worker.status == "ready"
+
+    go(body())
+
+
+def test_a_second_failed_step_ends_its_rows_and_later_requests_are_served() -> None:
+    async def body() -> None:
+        engine = PlayedEngine(num_steps=0)
+        async with working(engine, num_slots=2, max_batch_size=2) as worker:
+            mail = Mailbox()
+            worker.submit([ask(1), ask(2), ask(3)], mail)
+            engine.failures += [EngineFault("out of memory"), EngineFault("out of memory")]
             engine.allow()
             await until(lambda: ended(mail, 1, 2, 3))
             for lost in (1, 2):
@@ -222,6 +244,49 @@ def test_a_fault_ends_its_rows_and_later_requests_are_served() -> None:
                 assert finished.reason is FinishReason.ERROR
             assert mail.of(3)[-1].reason is FinishReason.LENGTH
             assert worker.status == "ready"
+
+    go(body())
+
+
+def test_a_sink_that_raises_costs_the_others_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        async with working(PlayedEngine()) as worker:
+            mail = Mailbox()
+
+            def broken(news: Any) -> None:
+                raise ValueError("secret text")
+
+            worker.submit([ask(1, max_tokens=50)], broken)
+            worker.submit([ask(2)], mail)
+            await until(lambda: ended(mail, 2) and worker.snapshot.num_active == 0)
+            assert mail.of(2)[-1].reason is FinishReason.LENGTH
+            assert worker.snapshot.counters.completed == {"cancelled": 1, "length": 1}
+            assert worker.status == "ready"
+
+    go(body())
+    assert "request 1 failed" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_request_that_waits_too_long_for_its_slot_is_refused() -> None:
+    async def body() -> None:
+        engine = PlayedEngine(num_steps=0)
+        async with working(engine, num_slots=1, max_batch_size=1, queue_timeout_s=0.2) as worker:
+            mail = Mailbox()
+            began_s = time.monotonic()
+            worker.submit([ask(1, max_tokens=8, arrival_s=began_s), ask(2, arrival_s=began_s)], mail)
+            await asyncio.sleep(0.25)
+            worker.submit([ask(3, arrival_s=time.monotonic())], mail)
+            engine.allow(2)
+            await until(lambda: ended(mail, 2))
+            (refusal,) = mail.of(2)
+            assert isinstance(refusal.error, Overloaded)
+            assert str(refusal.error) == "The request waited 0 s for a slot. Retry later."
+            assert worker.snapshot.num_queued == 1
+            engine.allow()
+            await until(lambda: ended(mail, 1, 3))
+            assert mail.of(1)[-1].num_output == 8, "a request that has its slot does not time out"
+            assert isinstance(mail.of(3)[-1], Finished)
 
     go(body())
 

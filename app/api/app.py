@@ -11,21 +11,28 @@ from starlette.routing import Route
 from app.api import endpoints
 from app.api.completions import IGNORED_HEADER, chat_completions, completions
 from app.api.errors import respond
+from app.api.keys import Keys
 from app.api.middleware import Access, ApiKeys
+from app.api.rate_limit import RateLimits
 from app.api.seam import Counting, HttpSettings, Serving, Wiring
 from app.errors import MlxcelError
 
 
 def create_app(service: Serving, settings: HttpSettings, metrics: Counting) -> Starlette:
-    """Build the application. Nothing is started, opened or shared: two applications may live side by side."""
+    """Build the application. Nothing is started or shared: two applications may live side by side.
+
+    Raises:
+        StartError: the file of API keys cannot be read or is empty.
+    """
     app = Starlette(
         routes=routes(),
-        middleware=_middleware(settings, metrics),
+        middleware=_middleware(settings, metrics, Keys(settings.api_keys, settings.api_key_file)),
         exception_handlers={MlxcelError: respond, HTTPException: respond},
     )
     # A redirect would be built from the client's Host header; a wrong slash is a 404 like any other wrong path.
     app.router.redirect_slashes = False
-    app.state.wiring = Wiring(service, settings, metrics)
+    limits = RateLimits(settings.rate_limit_requests, settings.rate_limit_tokens)
+    app.state.wiring = Wiring(service, settings, metrics, limits)
     return app
 
 
@@ -43,6 +50,7 @@ def routes() -> list[Route]:
         Route("/health/ready", endpoints.ready),
         Route("/slots", endpoints.slots),
         Route("/metrics", endpoints.metrics),
+        Route("/v1/config", endpoints.config),
         Route("/v1/cache/stats", endpoints.cache_stats),
         Route("/v1/cache/reset", endpoints.cache_reset, methods=["POST"]),
         Route("/props", endpoints.props),
@@ -52,7 +60,7 @@ def routes() -> list[Route]:
     ]
 
 
-def _middleware(settings: HttpSettings, metrics: Counting) -> list[Middleware]:
+def _middleware(settings: HttpSettings, metrics: Counting, keys: Keys) -> list[Middleware]:
     """Outermost first: a refused key still gets a request id, a log line and, for a browser, CORS headers."""
     stack = [Middleware(Access, metrics=metrics)]
     if settings.allowed_origins:
@@ -65,6 +73,6 @@ def _middleware(settings: HttpSettings, metrics: Counting) -> list[Middleware]:
                 expose_headers=["x-request-id", IGNORED_HEADER],
             )
         )
-    if settings.api_keys:
-        stack.append(Middleware(ApiKeys, keys=settings.api_keys))
+    if keys:
+        stack.append(Middleware(ApiKeys, keys=keys))
     return stack

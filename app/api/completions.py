@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -11,8 +14,10 @@ from starlette.responses import Response
 from app.api.answers import Answer, ChatForm, Form, TextForm
 from app.api.delivery import Delivery, send_stream, send_whole
 from app.api.fields import Limits
+from app.api.middleware import KEY
 from app.api.parse import parse, read_object, unknown_fields
 from app.api.protocol import ChatBody, CompletionBody, Generation
+from app.api.rate_limit import Reservation
 from app.api.seam import Wiring
 from app.completion import Completion
 from app.errors import InvalidRequest, ModelNotFound
@@ -25,28 +30,51 @@ IGNORED_HEADER = "x-mlxcel-ignored-fields"
 
 async def chat_completions(request: Request) -> Response:
     wiring: Wiring = request.app.state.wiring
+    key = _counted(request, wiring)
     body, headers = await _read(request, wiring, ChatBody)
     card = wiring.service.card
     ask = body.ask(card.default_sampling, Limits(card.vocab_size))
     answer = _answer(card, ChatForm(ask.sampling.num_logprobs is not None))
-    completion = await wiring.service.chat(body.messages, ask, body.template)
-    return _delivery(completion, answer, body, body.n, headers)
+    reservation = wiring.limits.reservation(key)
+    with _unless_refused(reservation):
+        completion = await wiring.service.chat(body.messages, replace(ask, reserve=reservation.take), body.template)
+    return _delivery(completion, reservation, answer, body, body.n, headers)
 
 
 async def completions(request: Request) -> Response:
     wiring: Wiring = request.app.state.wiring
+    key = _counted(request, wiring)
     body, headers = await _read(request, wiring, CompletionBody)
     card = wiring.service.card
     ask = body.ask(card.default_sampling, Limits(card.vocab_size))
     answer = _answer(card, TextForm(ask.sampling.num_logprobs is not None))
-    completion = await wiring.service.complete(body.prompt, ask)
-    return _delivery(completion, answer, body, body.n * len(body.prompt), headers)
+    reservation = wiring.limits.reservation(key)
+    with _unless_refused(reservation):
+        completion = await wiring.service.complete(body.prompt, replace(ask, reserve=reservation.take))
+    return _delivery(completion, reservation, answer, body, body.n * len(body.prompt), headers)
 
 
 def check_model(card: ModelCard, name: str | None) -> None:
     """Raises ModelNotFound for a name that is neither absent nor accepted."""
     if name is not None and name not in card.ids and "*" not in card.ids:
         raise ModelNotFound(name)
+
+
+def _counted(request: Request, wiring: Wiring) -> bytes:
+    """The client's key, empty where none is asked for, with this request counted on it. Raises RateLimited."""
+    key: bytes = request.scope.get(KEY, b"")
+    wiring.limits.take_request(key)
+    return key
+
+
+@contextmanager
+def _unless_refused(reservation: Reservation) -> Iterator[None]:
+    """What is refused before it is submitted has used nothing."""
+    try:
+        yield
+    except BaseException:
+        reservation.settle(0)
+        raise
 
 
 async def _read(request: Request, wiring: Wiring, kind: type[G]) -> tuple[G, dict[str, str]]:
@@ -64,9 +92,15 @@ def _answer(card: ModelCard, form: Form) -> Answer:
 
 
 def _delivery(
-    completion: Completion, answer: Answer, body: Generation, num_choices: int, headers: dict[str, str]
+    completion: Completion,
+    reservation: Reservation,
+    answer: Answer,
+    body: Generation,
+    num_choices: int,
+    headers: dict[str, str],
 ) -> Delivery:
     """From here on the completion has an owner: nothing may come between its birth and this."""
+    deliver = partial(send_whole, completion, answer, headers)
     if body.stream:
-        return Delivery(completion, partial(send_stream, completion, answer, headers, num_choices, body.wants_usage))
-    return Delivery(completion, partial(send_whole, completion, answer, headers))
+        deliver = partial(send_stream, completion, answer, headers, num_choices, body.wants_usage)
+    return Delivery(completion, reservation, deliver)

@@ -3,45 +3,78 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from typing import Any
 
 import orjson
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from app.api import sse
 from app.api.answers import Answer, timings_json, usage_json
 from app.api.errors import refusal
+from app.api.rate_limit import Reservation
 from app.completion import Completion, Delta
 
+log = logging.getLogger("mlxcel.api")
+
 ADMISSION_WAIT_S = 10.0
+# How long a client may leave what was sent to it unread, once all buffers on the way are full.
+SEND_TIMEOUT_S = 30.0
+FACTS = "mlxcel.generation"  # where a scope holds the facts of its completion, for the access log
 
 
 class Delivery(Response):
-    """A response that owns its completion: however it ends, the completion is closed.
+    """A response that owns its completion: however it ends, the completion is closed and its tokens are settled.
 
     The client is watched from the first moment on, so that one who leaves while queued gives the place back.
     """
 
-    def __init__(self, completion: Completion, deliver: Callable[[Send], Awaitable[None]]) -> None:
+    def __init__(
+        self, completion: Completion, reservation: Reservation, deliver: Callable[[Send], Awaitable[None]]
+    ) -> None:
         super().__init__()
         self.completion = completion
+        self.reservation = reservation
         self.deliver = deliver
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises the completion's refusal while nothing has been sent; later failures go into the stream."""
+        end = "cancelled"
         gone = asyncio.ensure_future(_until_disconnect(receive))
-        work = asyncio.ensure_future(self.deliver(send))
+        work = asyncio.ensure_future(self.deliver(_in_time(send)))
         try:
             await asyncio.wait({gone, work}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
+                end = "error"
                 work.result()
+                end = self.completion.finish_reason or end
         finally:
             self.completion.close()
+            scope[FACTS] = _facts(self.completion, end)
+            is_refused = work.done() and work.exception() is not None
+            usage = self.completion.usage
+            self.reservation.settle(0 if is_refused else usage.prompt_tokens + usage.completion_tokens)
             gone.cancel()
             work.cancel()
             await asyncio.gather(gone, work, return_exceptions=True)
+
+
+def _facts(completion: Completion, end: str) -> dict[str, Any]:
+    """Seconds are None for what was never reached: a slot, a first token."""
+    usage, timings = completion.usage, completion.timings
+    has_begun = usage.completion_tokens > 0
+    return {
+        "finish_reason": end,
+        "queue_s": round(timings.queue_s, 6) if has_begun or timings.queue_s else None,
+        "ttft_s": round(timings.queue_s + timings.prompt_s, 6) if has_begun else None,
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
+    }
 
 
 async def send_whole(completion: Completion, answer: Answer, headers: dict[str, str], send: Send) -> None:
@@ -96,6 +129,20 @@ async def _events(
 async def _start(send: Send, headers: dict[str, str]) -> None:
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": 200, "headers": raw})
+
+
+def _in_time(send: Send) -> Send:
+    """``send``, but a client that takes nothing for ``SEND_TIMEOUT_S`` counts as one that has left."""
+
+    async def send_in_time(message: Message) -> None:
+        try:
+            async with asyncio.timeout(SEND_TIMEOUT_S):
+                await send(message)
+        except TimeoutError:
+            log.warning("a client has not read for %g s and is given up", SEND_TIMEOUT_S)
+            raise ClientDisconnect from None
+
+    return send_in_time
 
 
 async def _until_disconnect(receive: Receive) -> None:

@@ -171,6 +171,12 @@ async def cache_reset(request: Request) -> Response:
     return _json({"status": "ok"})
 
 
+async def config(request: Request) -> Response:
+    settings = _wiring(request).settings
+    rows = [{"name": name, "value": value, "source": source} for name, value, source in settings.describe()]
+    return _json({"settings": rows, "fingerprint": settings.fingerprint})
+
+
 async def props(request: Request) -> Response:
     service = _wiring(request).service
     card = service.card

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ STATUS_AND_TYPE: dict[type[errors.MlxcelError], tuple[int, str]] = {
     errors.ModelNotFound: (404, "invalid_request_error"),
     errors.Unauthorized: (401, "authentication_error"),
     errors.FeatureOff: (501, "not_supported_error"),
+    errors.RateLimited: (429, "rate_limit_error"),
     errors.Overloaded: (503, "overloaded"),
     errors.Unavailable: (503, "unavailable_error"),
     errors.BackendError: (500, "server_error"),
@@ -68,7 +70,8 @@ def refusal(exc: Exception) -> Refusal:
             body = _envelope(str(exc), kind, exc.param, exc.code)
         case _:
             body = _envelope(str(exc), kind)
-    return Refusal(status, body, {"retry-after": str(RETRY_AFTER_S)} if status == 503 else {})
+    wait_s = exc.retry_after_s if isinstance(exc, errors.RateLimited) else RETRY_AFTER_S if status == 503 else None
+    return Refusal(status, body, {} if wait_s is None else {"retry-after": str(max(1, math.ceil(wait_s)))})
 
 
 def respond(request: Request, exc: Exception) -> Response:

@@ -12,18 +12,27 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import errors
+from app.api.delivery import FACTS
 from app.api.errors import refusal
+from app.api.keys import Keys
 from app.api.seam import Counting
 
 log = logging.getLogger("mlxcel.access")
 
 OPEN_PATHS = frozenset({"/health", "/v1/health", "/health/live", "/health/ready"})
+POLLED_ROUTES = OPEN_PATHS | {"/metrics", "/slots"}  # asked every few seconds for ever: not for the disk
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 CLIENT_GONE = 499  # nobody is left to read a status: this one is for the log and the counters
 MAX_REQUEST_ID = 128
+KEY = "mlxcel.key"
 
 
 class Access:
-    """Give each response an ``x-request-id``, log one line for it, count it, and let no exception out as text."""
+    """Give each response an ``x-request-id``, log one line for it, count it, and let no exception out as text.
+
+    The line has the route's pattern and no path, and what the client chose only where that is checked: nothing of a
+    prompt or a key.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Counting) -> None:
         self.app = app
@@ -57,40 +66,42 @@ class Access:
             route = getattr(scope.get("route"), "path", "unmatched")
             final = CLIENT_GONE if status is None else status
             self.metrics.count_response(final)
-            log.info(
-                "%s %s %d",
-                scope["method"],
-                route,
-                final,
+            log.log(
+                logging.DEBUG if route in POLLED_ROUTES else logging.INFO,
+                "request",
                 extra={
-                    "method": scope["method"],
-                    "route": route,
                     "status": final,
-                    "seconds": round(time.perf_counter() - started_s, 6),
+                    "method": scope["method"] if scope["method"] in METHODS else "other",
+                    "route": route,
                     "request_id": request_id,
+                    "seconds": round(time.perf_counter() - started_s, 6),
+                    **scope.get(FACTS, {}),
                 },
             )
 
 
 class ApiKeys:
-    """Ask for ``Authorization: Bearer <key>`` on all paths but the health checks."""
+    """Ask for ``Authorization: Bearer <key>`` on all paths but the health checks. A good key stays in the scope."""
 
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self.app = app
-        self.keys = tuple(key.encode() for key in keys)
+        self.keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._admits(scope):
-            await self.app(scope, receive, send)
-            return
-        await refusal(errors.Unauthorized()).response()(scope, receive, send)
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            key = self._accepted(scope)
+            if key is None:
+                await refusal(errors.Unauthorized()).response()(scope, receive, send)
+                return
+            scope[KEY] = key
+        await self.app(scope, receive, send)
 
-    def _admits(self, scope: Scope) -> bool:
+    def _accepted(self, scope: Scope) -> bytes | None:
         # Bytes, not str: compare_digest raises on text outside ASCII. All keys are compared, so time tells nothing.
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, given = header.partition(b" ")
-        matches = [hmac.compare_digest(given.strip(), key) for key in self.keys]
-        return scheme.lower() == b"bearer" and any(matches)
+        matches = [key for key in self.keys.current() if hmac.compare_digest(given.strip(), key)]
+        return matches[0] if matches and scheme.lower() == b"bearer" else None
 
 
 def _request_id(given: str | None) -> str:

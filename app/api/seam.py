@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
+from app.api.rate_limit import RateLimits
 from app.completion import Completion
 from app.scheduler.snapshot import Snapshot
 from app.service import Ask, ModelCard
@@ -53,6 +55,12 @@ class HttpSettings(Protocol):
     @property
     def api_keys(self) -> tuple[str, ...]: ...
     @property
+    def api_key_file(self) -> Path | None: ...
+    @property
+    def rate_limit_requests(self) -> int | None: ...
+    @property
+    def rate_limit_tokens(self) -> int | None: ...
+    @property
     def allowed_origins(self) -> tuple[str, ...]: ...
     @property
     def max_body_bytes(self) -> int: ...
@@ -62,6 +70,11 @@ class HttpSettings(Protocol):
     def slots(self) -> bool: ...
     @property
     def metrics(self) -> bool: ...
+    @property
+    def fingerprint(self) -> str: ...
+    def describe(self) -> list[tuple[str, str, str]]:
+        """(variable, value, source) of every setting, secrets masked."""
+        ...
 
 
 class Counting(Protocol):
@@ -80,3 +93,4 @@ class Wiring:
     service: Serving
     settings: HttpSettings
     metrics: Counting
+    limits: RateLimits

@@ -15,6 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from app.engine.kernels import causal_attention, exp, on_cpu
 from app.engine.storage import LayerPool, PagedStorage
 from app.scheduler.plan import Row
 
@@ -78,9 +79,17 @@ class Geometry:
         lengths = np.asarray([row.start + 1 for row in singles], dtype=int)
         hidden = ordinals[:, None] * size + np.arange(size) >= lengths[self._pair_rows][:, None]
         self.pair_rows = mx.array(self._pair_rows)
+        ends = np.cumsum(counts, dtype=np.uint32)
+        self._segments = mx.array(np.stack([ends - np.asarray(counts, np.uint32), ends], axis=1))
+        self._ones = mx.ones((1, len(self._pair_rows)))
         self.pair_bias = mx.array(np.where(hidden, -np.inf, 0.0).astype(np.float32))[
             :, None, None, :
         ]  # [P, 1, 1, size]
+
+    def sum_pairs(self, parts: mx.array) -> mx.array:
+        """Add up what each row's pairs hold: ``[P, ...]`` to ``[R, ...]``."""
+        flat = parts.reshape(len(parts), -1).astype(mx.float32)
+        return mx.segmented_mm(self._ones, flat, self._segments).reshape(-1, *parts.shape[1:])
 
     def writes(self, num_heads: int) -> mx.array:
         """Vectors of a ``LayerPool`` that the step's tokens are written to: ``[T, num_heads]``."""
@@ -139,8 +148,9 @@ def _attend_singles(
 ) -> mx.array:
     """Block-table attention of R one-token rows, read where it lies: two ``gather_mm`` over the pool's tiles.
 
-    Each pair gives partial scores and sums; rows are put together by a running maximum and sum, as in flash attention
-    (Dao et al., 2022), so rows of any lengths share the call without padding.
+    Each pair gives partial scores and sums; rows are put together by their maximum and sum, as in flash attention
+    (Dao et al., 2022), so rows of any lengths share the call without padding. Sums over a row's pairs are segments of
+    a product with ones: no row's numbers ever meet another's.
     """
     num_rows, num_queries = queries.shape[:2]
     heads = pool.shape.num_heads
@@ -150,18 +160,20 @@ def _attend_singles(
     scaled = (queries * scale).reshape(num_rows * heads, group, -1)
     scores = mx.gather_mm(scaled, keys.swapaxes(-1, -2), index.queries, index.tiles) + geometry.pair_bias
     peak = mx.full((num_rows, heads, group, 1), -mx.inf, scores.dtype).at[rows].maximum(scores.max(-1, keepdims=True))
-    weights = mx.exp(scores - peak[rows])  # [P, heads, group, block_size]
-    total = mx.zeros_like(peak).at[rows].add(weights.sum(-1, keepdims=True))
+    weights = exp(scores - peak[rows])  # [P, heads, group, block_size]
     tiles = weights.astype(values.dtype).reshape(-1, group, pool.block_size)
     partial = mx.gather_mm(tiles, values, index.pairs, index.tiles)
-    summed = mx.zeros((num_rows, *partial.shape[1:]), partial.dtype).at[rows].add(partial)
+    total, summed = (geometry.sum_pairs(part) for part in (weights.sum(-1, keepdims=True), partial))
     return (summed / total).astype(queries.dtype).reshape(num_rows, num_queries, 1, -1)
 
 
 def _attend_chunk(queries: mx.array, pool: LayerPool, chunk: Chunk, scale: float) -> mx.array:
     own = queries[chunk.first : chunk.first + chunk.num_tokens].transpose(2, 1, 0, 3)
     keys, values = pool.context(chunk.blocks, chunk.num_context)
-    out = mx.fast.scaled_dot_product_attention(own, keys, values, scale=scale, mask="causal")
+    if on_cpu():
+        out = causal_attention(own, keys, values, scale)
+    else:
+        out = mx.fast.scaled_dot_product_attention(own, keys, values, scale=scale, mask="causal")
     return out.transpose(2, 1, 0, 3)
 
 

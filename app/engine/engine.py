@@ -9,8 +9,9 @@ import mlx.core as mx
 
 from app.engine.attention import Geometry, install_seam, layer_caches
 from app.engine.head import HeadRows
+from app.engine.kernels import on_cpu, quicken
 from app.engine.loader import LoadedModel
-from app.engine.sampler import Drawing
+from app.engine.sampler import Drawing, draw_rows
 from app.engine.storage import PagedStorage
 from app.errors import EngineFault, StartError
 from app.request import SamplingParams
@@ -22,10 +23,10 @@ PROBE_TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-2, mx.bfloat16: 8e-2}
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A submitted step: what it will draw, and the requests it draws for."""
+    """A submitted step: what it will draw, and the rows that have failed already, as in ``Result``."""
 
-    request_ids: tuple[int, ...]
     drawing: Drawing | None
+    failures: dict[int, str]
 
 
 class Engine:
@@ -43,6 +44,8 @@ class Engine:
         probe = _Probe(self._model, loaded.vocab_size)
         install_seam(self._model)
         self._head = HeadRows(self._model)
+        if on_cpu():
+            quicken(self._model)
         self._storage = PagedStorage(self._shapes, _Probe.NUM_BLOCKS, _Probe.BLOCK_SIZE)
         try:
             difference = probe.compare(self.logits)
@@ -73,33 +76,35 @@ class Engine:
 
     def submit(self, plan: Plan) -> InFlight:
         """Start a step and return before it is done. Raises as ``step``."""
-        self._storage.copy(plan.copies)
         rows = sorted(plan.rows, key=lambda row: row.num_new > 1)
         try:
-            drawing = self._forward(rows)
+            self._storage.copy(plan.copies)
+            drawing, failures = draw_rows(self.logits(rows), [row for row in rows if row.draws])
             mx.async_eval(*self._storage.arrays(), *(drawing.arrays() if drawing else ()))
         except Exception as error:
             raise self._fault(error) from error
-        return InFlight(tuple(row.request_id for row in rows if row.draws), drawing)
+        return InFlight(drawing, failures)
 
     def finish_rows(self, step: InFlight) -> Result:
         """Wait for a submitted step and read what it drew. Raises as ``step``."""
+        drawing, failures = step.drawing, dict(step.failures)
+        draws: dict[int, Draw] = {}
         try:
-            _evaluate(self._storage.arrays())
-            draws: Sequence[Draw] = step.drawing.read() if step.drawing else ()
+            _evaluate([*self._storage.arrays(), *(drawing.arrays() if drawing else ())])
+            if drawing is not None:
+                draws = {row.request_id: draw for row, draw in zip(drawing.rows, drawing.read(), strict=True)}
+                for row in drawing.unsound():
+                    del draws[row.request_id]
+                    failures[row.request_id] = "its logits are not finite numbers"
+                    self._storage.clean(row.blocks)
         except Exception as error:
             raise self._fault(error) from error
-        return Result(draws=dict(zip(step.request_ids, draws, strict=True)))
+        return Result(draws, failures)
 
     def close(self) -> None:
         """Free weights and pool. The engine cannot be used afterwards."""
         del self._model, self._head, self._storage
         mx.clear_cache()
-
-    def _forward(self, rows: Sequence[Row]) -> Drawing | None:
-        logits = self.logits(rows)
-        drawing = [row for row in rows if row.draws]
-        return Drawing(logits, drawing) if drawing else None
 
     def logits(self, rows: Sequence[Row]) -> mx.array:
         """Logits ``[R, vocab]`` of the rows that draw; K and V of all go to the pool. One-token rows come first."""

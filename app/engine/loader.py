@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,12 +17,13 @@ from huggingface_hub import snapshot_download
 from mlx.utils import tree_flatten, tree_map
 
 from app.engine import gguf
+from app.engine.kernels import on_cpu
+from app.engine.preflight import system_memory_bytes
 from app.engine.storage import LayerShape
 from app.errors import StartError
 
 log = logging.getLogger("mlxcel.engine")
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ["*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
 
 
@@ -41,7 +40,7 @@ def _file_limit_kept() -> Iterator[None]:
 
 with _file_limit_kept():
     from mlx_lm.models.cache import KVCache, make_prompt_cache
-    from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
+    from mlx_lm.utils import dequantize_model, load_adapters, load_model, load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +78,19 @@ def set_device(device: str) -> None:
         mx.set_default_device(mx.Device(mx.cpu if device == "cpu" else mx.gpu))
 
 
-def on_cpu() -> bool:
-    return bool(mx.default_device().type == mx.cpu)
+def limit_memory(cache_bytes: int | None, wired_bytes: int) -> None:
+    """Bound what MLX keeps of freed buffers (None: as MLX has it), and how much a Mac's GPU keeps wired (0: nothing).
+
+    Raises:
+        StartError: the system does not allow so much to be wired.
+    """
+    if cache_bytes is not None:
+        mx.set_cache_limit(cache_bytes)
+    if wired_bytes > 0 and mx.metal.is_available():
+        try:
+            mx.set_wired_limit(wired_bytes)
+        except (ValueError, RuntimeError) as error:
+            raise StartError(f"MLXCEL_WIRED_LIMIT={wired_bytes} is not possible: {_one_line(error)}") from error
 
 
 def memory_bytes(weight_bytes: int) -> int:
@@ -89,17 +99,12 @@ def memory_bytes(weight_bytes: int) -> int:
     if not on_cpu():
         info = mx.device_info()
         return int(info.get("max_recommended_working_set_size") or info["memory_size"])
-    left = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    meminfo, cgroup = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
-    if meminfo.exists() and (found := re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())):
-        left = int(found[1]) * 1024
-    if (cgroup / "memory.max").exists() and (limit := (cgroup / "memory.max").read_text().strip()).isdecimal():
-        left = min(left, int(limit) - int((cgroup / "memory.current").read_text()))
-    return left + weight_bytes
+    return system_memory_bytes() + weight_bytes
 
 
 def model_directory(model: str, cache_dir: Path, offline: bool) -> Path:
-    """Where the model named by MLXCEL_MODEL lies: itself, its import, or its copy from the hub.
+    """Where the model named by MLXCEL_MODEL lies: itself, its import, or its copy from the hub. Its files, where they
+    are here, were checked before (``preflight``).
 
     Raises:
         StartError: there is no such model, or it cannot be imported or fetched.
@@ -107,15 +112,11 @@ def model_directory(model: str, cache_dir: Path, offline: bool) -> Path:
     path = Path(model).expanduser()
     if model == "embedded" or path.suffix == ".gguf":
         file = gguf.embedded_gguf() if model == "embedded" else path
-        if not file.is_file():
-            raise StartError(f"MLXCEL_MODEL={model}: there is no such file")
         target = gguf.imported_directory(file, cache_dir)
         gguf.import_gguf(file, target, log.info)
         return target
     if path.is_dir():
         return path
-    if not HUB_ID.fullmatch(model):
-        raise StartError(f"MLXCEL_MODEL={model}: there is no such folder, and it is no hub id (owner/name)")
     try:
         log.info("fetching %s from the hub", model)
         return Path(snapshot_download(model, local_files_only=offline, allow_patterns=HUB_FILES))
@@ -126,14 +127,16 @@ def model_directory(model: str, cache_dir: Path, offline: bool) -> Path:
         ) from error
 
 
-def load(path: Path, weight_dtype: str) -> LoadedModel:
-    """Load a model directory through mlx-lm; ``weight_dtype`` is auto, float32, float16 or bfloat16.
+def load(path: Path, weight_dtype: str, adapter: Path | None = None) -> LoadedModel:
+    """Load a model directory through mlx-lm; ``weight_dtype`` is auto, float32, float16 or bfloat16. ``adapter`` is the
+    folder of an adapter that mlx-lm's training has written for this model.
 
     On a CPU auto means float32, because MLX multiplies half-precision and quantised matrices more than ten times slower
     there; elsewhere the weights stay as stored.
 
     Raises:
-        StartError: no model there, a broken one, or a family that the ragged step cannot serve.
+        StartError: no model there, a broken one, a family that the ragged step cannot serve, or an adapter that
+            does not fit.
     """
     if not (path / "config.json").is_file():
         raise StartError(f"no model at {path}: there is no config.json")
@@ -142,9 +145,20 @@ def load(path: Path, weight_dtype: str) -> LoadedModel:
         tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
     except Exception as error:
         raise StartError(f"the model at {path} cannot be loaded: {_one_line(error)}") from error
+    if adapter is not None:
+        try:
+            load_adapters(model, str(adapter))
+        except Exception as error:
+            raise StartError(f"MLXCEL_ADAPTER={adapter} cannot be put on this model: {_one_line(error)}") from error
     dtype = weight_dtype if weight_dtype != "auto" else "float32" if on_cpu() else None
     if dtype is not None:
         model = _cast(model, getattr(mx, dtype))
+    needed, available = sum(array.nbytes for _, array in tree_flatten(model.parameters())), memory_bytes(0)
+    if needed > available:
+        raise StartError(
+            f"too little memory: the weights at {path} take {needed / 2**20:.1f} MiB,"
+            f" and {available / 2**20:.1f} MiB are available"
+        )
     try:
         for _, array in tree_flatten(model.parameters()):
             mx.eval(array)

@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from app.errors import kind_and_place
 from app.request import SamplingParams
 from app.scheduler.plan import Draw, Row
 
@@ -38,10 +39,12 @@ def _mix(state: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows drawn by the same operations. ``covered`` is None, or says a row whether ``TOP_WIDTH`` tokens sufficed."""
+    """Rows drawn by the same operations. ``sound`` says a row whether its logits were numbers to draw by; ``covered``
+    is None, or says a row whether ``TOP_WIDTH`` tokens sufficed."""
 
     places: tuple[int, ...]
     tokens: mx.array
+    sound: mx.array
     covered: mx.array | None = None
 
 
@@ -53,6 +56,33 @@ class Reported:
     drawn: mx.array
     top_tokens: mx.array
     top_logprobs: mx.array
+
+
+def draw_rows(logits: mx.array, rows: Sequence[Row]) -> tuple[Drawing | None, dict[int, str]]:
+    """Build the draws of ``logits [R, vocab]``. A row whose draw cannot be built costs nobody else theirs.
+
+    Returns:
+        The draws of the other rows, None if there are none, and what failed by request id.
+    """
+    if not rows:
+        return None, {}
+    try:
+        return Drawing(logits, rows), {}
+    except Exception:
+        # Building computes nothing yet, so each row can be tried alone to find the culprits.
+        failures: dict[int, str] = {}
+        sound: list[int] = []
+        for place, row in enumerate(rows):
+            try:
+                Drawing(logits[place : place + 1], [row])
+            except Exception as error:
+                failures[row.request_id] = f"its draw failed: {kind_and_place(error)}"
+            else:
+                sound.append(place)
+        if not failures:
+            raise
+        drawing = Drawing(logits[mx.array(sound)], [rows[place] for place in sound]) if sound else None
+        return drawing, failures
 
 
 class Drawing:
@@ -68,18 +98,30 @@ class Drawing:
         filtered = tuple(i for i, row in enumerate(rows) if not row.sampling.is_greedy and _filters(row.sampling))
         self.groups = []
         if greedy:
-            self.groups.append(Group(greedy, mx.argmax(_take(self.logits, greedy), axis=-1)))
+            chosen = _take(self.logits, greedy)
+            # One sum tells: NaN stays NaN and infinity is not below itself; minus infinity only bans a token.
+            self.groups.append(Group(greedy, mx.argmax(chosen, axis=-1), chosen.sum(axis=-1) < mx.inf))
         if plain:
-            self.groups.append(Group(plain, _draw(self._probabilities(plain), self._noise(plain))))
+            self.groups.append(Group(plain, *_draw(self._probabilities(plain), self._noise(plain))))
         if filtered:
             self.groups.append(self._draw_filtered(filtered, TOP_WIDTH))
         self.reported = self._report(raw)
 
     def arrays(self) -> list[mx.array]:
-        found = [array for group in self.groups for array in (group.tokens, group.covered) if array is not None]
+        found = [array for group in self.groups for array in (group.tokens, group.sound, group.covered)]
+        found = [array for array in found if array is not None]
         if self.reported is not None:
             found += [self.reported.drawn, self.reported.top_tokens, self.reported.top_logprobs]
         return found
+
+    def unsound(self) -> list[Row]:
+        """The rows whose logits were no numbers to draw by; what ``read`` gives for them means nothing."""
+        return [
+            self.rows[place]
+            for group in self.groups
+            for place, sound in zip(group.places, group.sound.tolist(), strict=True)
+            if not sound
+        ]
 
     def read(self) -> list[Draw]:
         """The draws, in the order of the rows."""
@@ -110,7 +152,7 @@ class Drawing:
         width = min(max(width, *(p.top_k for p in params)), probabilities.shape[-1])
         floor, covered = _floor(probabilities, params, width)
         kept = mx.where(probabilities >= floor, probabilities, 0.0)
-        return Group(places, _draw(kept, self._noise(places)), covered)
+        return Group(places, *_draw(kept, self._noise(places)), covered)
 
     def _probabilities(self, places: tuple[int, ...]) -> mx.array:
         temperature = mx.array([[self.rows[i].sampling.temperature] for i in places])
@@ -146,10 +188,12 @@ def _take(logits: mx.array, places: tuple[int, ...]) -> mx.array:
     return logits if len(places) == logits.shape[0] else logits[mx.array(places)]
 
 
-def _draw(weights: mx.array, noise: mx.array) -> mx.array:
-    """One token a row of ``weights [R, vocab]`` (not negative, any sum above 0), by ``noise [R, 1]``."""
+def _draw(weights: mx.array, noise: mx.array) -> tuple[mx.array, mx.array]:
+    """One token a row of ``weights [R, vocab]`` (not negative, any sum above 0), by ``noise [R, 1]``; and whether the
+    row had such a sum."""
     running = mx.cumsum(weights, axis=-1)
-    return mx.argmax(running > noise * running[:, -1:], axis=-1)
+    total = running[:, -1:]
+    return mx.argmax(running > noise * total, axis=-1), total[:, 0] > 0
 
 
 def _floor(probabilities: mx.array, params: Sequence[SamplingParams], width: int) -> tuple[mx.array, mx.array]:

@@ -61,11 +61,24 @@ class LayerPool:
 
     def copy(self, sources: mx.array, targets: mx.array) -> None:
         """Copy whole blocks; every source is read before any target is written."""
-        rows = mx.arange(self.shape.num_heads * self.block_size)
-        read = (sources[:, None] * rows.size + rows).reshape(-1)
-        write = (targets[:, None] * rows.size + rows).reshape(-1)
+        read, write = self._vectors(sources), self._vectors(targets)
         self.keys[write] = self.keys[read]
         self.values[write] = self.values[read]
+
+    def clean(self, blocks: mx.array) -> None:
+        """Put zeros where whole blocks hold anything but finite numbers."""
+        at = self._vectors(blocks)
+        self.keys[at] = _finite(self.keys[at])
+        self.values[at] = _finite(self.values[at])
+
+    def _vectors(self, blocks: mx.array) -> mx.array:
+        """Every vector of these blocks, block by block."""
+        rows = mx.arange(self.shape.num_heads * self.block_size)
+        return (blocks[:, None] * rows.size + rows).reshape(-1)
+
+
+def _finite(vectors: mx.array) -> mx.array:
+    return mx.where(mx.isfinite(vectors), vectors, mx.zeros_like(vectors))
 
 
 class PagedStorage:
@@ -86,6 +99,12 @@ class PagedStorage:
             sources, targets = (mx.array(side) for side in zip(*copies, strict=True))
             for layer in self.layers:
                 layer.copy(sources, targets)
+
+    def clean(self, blocks: Sequence[int]) -> None:
+        """Put zeros where blocks hold anything but finite numbers. Attention gives what lies behind a row's end no
+        weight, but no weight times NaN is NaN: the next holder of these blocks would see it."""
+        for layer in self.layers:
+            layer.clean(mx.array(blocks))
 
     def arrays(self) -> list[mx.array]:
         """Every array of the pool, to be evaluated with the step that wrote it."""

@@ -29,11 +29,13 @@ class Admission:
 
 @dataclass(slots=True)
 class _Table:
-    """``num_published`` leading blocks were offered to the prefix cache; ``node`` is the key of the last of them."""
+    """``num_adopted`` leading blocks were filled by others. ``num_published`` leading blocks were offered to the prefix
+    cache; ``node`` is the key of the last of them."""
 
     salt: str
     publishes: bool
     blocks: list[int]
+    num_adopted: int = 0
     num_published: int = 0
     node: Node | None = None
 
@@ -96,7 +98,7 @@ class BlockTables:
         blocks.extend([self._take() for _ in range(self.blocks_for(len(tokens)) - num_shared)])
         publishes = use_cache and self.prefix_cache.enabled
         node = match.nodes[-1] if match.nodes else None
-        self._tables[request_id] = _Table(salt, publishes, blocks, num_shared, node)
+        self._tables[request_id] = _Table(salt, publishes, blocks, num_shared, num_shared, node)
         copies = () if match.source is None else ((match.source, blocks[num_shared]),)
         return Admission(match.num_tokens, copies)
 
@@ -119,18 +121,26 @@ class BlockTables:
         if table.publishes and num_computed // self.block_size > table.num_published:
             self._publish(table, tokens, num_computed)
 
-    def release(self, request_id: int, tokens: Sequence[int], num_computed: int, publish_tail: bool) -> None:
-        """Give the table's blocks back, last first, so that the start of a prefix outlives its end.
-
-        ``publish_tail``: key the last, partly filled block too, as a source to copy from.
-        """
-        table = self._tables.pop(request_id)
+    def publish_tail(self, request_id: int, tokens: Sequence[int], num_computed: int) -> None:
+        """As ``publish``, and key the last, partly filled block too, as a source to copy from. Only for a table that
+        will not grow any more."""
+        table = self._tables[request_id]
         num_tail = num_computed % self.block_size
-        if table.publishes and publish_tail and num_tail:
+        if table.publishes and num_tail:
             self._publish(table, tokens, num_computed)
             tail = tuple(tokens[num_computed - num_tail : num_computed])
             self.prefix_cache.insert(table.salt, table.node, tail, table.blocks[num_computed // self.block_size])
-        for block in reversed(table.blocks):
+
+    def withdraw(self, request_id: int) -> None:
+        """Take the keys off the blocks that the request filled itself, and off all that follows them: what they hold is
+        not to be trusted."""
+        table = self._tables[request_id]
+        for block in table.blocks[table.num_adopted :]:
+            self.prefix_cache.evict(block)
+
+    def release(self, request_id: int) -> None:
+        """Give the table's blocks back, last first, so that the start of a prefix outlives its end."""
+        for block in reversed(self._tables.pop(request_id).blocks):
             self.pool.release(block)
 
     def num_freed_by(self, request_ids: Iterable[int]) -> int:

@@ -48,7 +48,7 @@ def size_pool(
         weight_bytes: what the weights take.
 
     Raises:
-        StartError: the pool would hold fewer than 512 tokens, or no block.
+        StartError: the pool would hold fewer than 512 tokens, or no block, or be larger than the memory that is left.
     """
     block_bytes = bytes_per_token * block_size
     window_blocks = num_slots * _blocks(window_tokens, block_size)
@@ -73,6 +73,11 @@ def size_pool(
     if num_blocks < 1 or num_tokens < MIN_TOKENS:
         least_bytes = _blocks(MIN_TOKENS, block_size) * block_bytes
         raise StartError(f"KV pool too small: {total}; at least {MIN_TOKENS} tokens are needed, {_mib(least_bytes)}")
+    if weight_bytes + num_blocks * block_bytes > available_bytes:
+        raise StartError(
+            f"KV pool too large: {total}; with {_mib(weight_bytes)} of weights that is"
+            f" {_mib(weight_bytes + num_blocks * block_bytes)}, and {_mib(available_bytes)} are available"
+        )
     return PoolSize(num_blocks, f"KV pool: {total}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from app.request import FinishReason, SamplingParams
+from app.request import FinishReason, Request, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,13 @@ class Row:
     draws: bool
     num_prompt: int
     sampling: SamplingParams
+
+    @classmethod
+    def of(cls, request: Request, num_new: int, blocks: Sequence[int]) -> Row:
+        """The next ``num_new`` tokens of a request that holds ``blocks``."""
+        start = request.num_computed
+        draws = start + num_new == len(request.tokens)
+        return cls(request.id, request.tokens, start, num_new, blocks, draws, request.num_prompt, request.sampling)
 
 
 @dataclass(frozen=True, slots=True)

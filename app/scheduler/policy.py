@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 from app.request import Request
@@ -11,6 +12,21 @@ PreemptionPolicy = Literal["longest-first", "lowest-priority"]
 
 CHUNK_ALONE = 2048
 CHUNK_BESIDE_DECODE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """``prefill_chunk`` None: by whether anybody decodes; 0: whole prompts. ``max_batch_prefill_tokens`` None: derived;
+    0: no cap. ``watermark`` is the share of the pool that admission keeps free while anybody decodes."""
+
+    num_slots: int = 4
+    max_batch_size: int = 4
+    prefill_chunk: int | None = None
+    max_batch_prefill: int = 4
+    max_batch_prefill_tokens: int | None = None
+    watermark: float = 0.01
+    enable_preemption: bool = False
+    preemption_policy: PreemptionPolicy = "longest-first"
 
 
 def chunk_tokens(setting: int | None, num_decoding: int) -> int:

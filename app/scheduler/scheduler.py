@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+import logging
+import math
 
-from app.errors import InvalidRequest
+from app.errors import InvalidRequest, kind_and_place
 from app.kv.block_pool import OutOfBlocks
 from app.kv.block_table import BlockTables
 from app.request import FinishReason, Request, State
 from app.scheduler import policy
 from app.scheduler.plan import Admitted, Event, Finished, Plan, Result, Row, Token
+from app.scheduler.policy import SchedulerConfig
 from app.scheduler.queue import RequestQueue
 from app.scheduler.snapshot import Counters, Snapshot, observe
 
+log = logging.getLogger("mlxcel.scheduler")
 
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """``prefill_chunk`` None: by whether anybody decodes; 0: whole prompts. ``max_batch_prefill_tokens`` None: derived;
-    0: no cap. ``watermark`` is the share of the pool that admission keeps free while anybody decodes."""
-
-    num_slots: int = 4
-    max_batch_size: int = 4
-    prefill_chunk: int | None = None
-    max_batch_prefill: int = 4
-    max_batch_prefill_tokens: int | None = None
-    watermark: float = 0.01
-    enable_preemption: bool = False
-    preemption_policy: policy.PreemptionPolicy = "longest-first"
+# How often a request may be in a step that fails as a whole, and still be tried again.
+MAX_FAULTS = 1
 
 
 class Scheduler:
@@ -87,9 +79,10 @@ class Scheduler:
         request = self._requests.get(request_id)
         return [] if request is None else [self._finish(request, reason, num_output, now)]
 
-    def waiting_ids(self) -> list[int]:
-        """The requests of which nothing was computed yet and which hold no slot."""
-        return [request_id for request_id in self._unannounced if request_id not in self._running]
+    def waiting(self, arrived_before_s: float = math.inf) -> list[Request]:
+        """The requests of which nothing was computed yet and which hold no slot, as far as they came before then."""
+        waiting = [self._requests[request_id] for request_id in self._unannounced if request_id not in self._running]
+        return [request for request in waiting if request.arrival_s < arrived_before_s]
 
     def reset_prefix_cache(self) -> int:
         """Forget every prefix; returns how many blocks had a key."""
@@ -100,8 +93,8 @@ class Scheduler:
         self._planned_s = now
         any_reclaimed = self._grow_decoding()
         chunks, copies = self._choose_chunks(may_admit=not any_reclaimed)
-        rows = [self._row(request, 1) for request in self._running.values() if request.state is State.DECODING]
-        rows += [self._row(self._running[request_id], num_new) for request_id, num_new in chunks.items()]
+        shares = {request.id: 1 for request in self._running.values() if request.state is State.DECODING} | chunks
+        rows = [Row.of(self._running[i], num_new, self._tables.blocks(i)) for i, num_new in shares.items()]
         rows.sort(key=lambda row: row.num_new > 1)
         return Plan(tuple(rows), tuple(copies))
 
@@ -119,7 +112,12 @@ class Scheduler:
             if request.id in self._unannounced:
                 events.append(self._announce(request))
             request.num_computed += row.num_new
-            self._tables.publish(request.id, request.tokens, request.num_computed)
+            try:
+                self._tables.publish(request.id, request.tokens, request.num_computed)
+            except Exception as error:
+                log.error("request %d failed when its blocks were published: %s", request.id, kind_and_place(error))
+                events.append(self._finish(request, FinishReason.ERROR, request.num_output, now))
+                continue
             if request.state is State.DECODING:
                 num_decode += 1
             else:
@@ -138,10 +136,15 @@ class Scheduler:
         return events
 
     def lose_pool(self, plan: Plan, now: float) -> list[Event]:
-        """In place of ``apply``, when the forward failed and took all K and V with it: its rows end with an error, and
-        whoever else held blocks is requeued. Nothing is left to adopt."""
-        rows = [self._running[row.request_id] for row in plan.rows]
-        events: list[Event] = [self._finish(request, FinishReason.ERROR, request.num_output, now) for request in rows]
+        """In place of ``apply``, when the forward failed and took all K and V with it: whoever held blocks is requeued
+        with its tokens, but a row that was in such a step before ends with an error, since it may be the cause. Nothing
+        is left to adopt."""
+        events: list[Event] = []
+        for row in plan.rows:
+            request = self._running[row.request_id]
+            request.num_faults += 1
+            if request.num_faults > MAX_FAULTS:
+                events.append(self._finish(request, FinishReason.ERROR, request.num_output, now))
         for request in list(self._running.values()):
             self._requeue(request, "fault")
         self._tables.prefix_cache.clear()
@@ -246,19 +249,6 @@ class Scheduler:
         self._running[request.id] = request
         return admission.copies
 
-    def _row(self, request: Request, num_new: int) -> Row:
-        start = request.num_computed
-        return Row(
-            request.id,
-            request.tokens,
-            start,
-            num_new,
-            self._tables.blocks(request.id),
-            start + num_new == len(request.tokens),
-            request.num_prompt,
-            request.sampling,
-        )
-
     def _announce(self, request: Request) -> Admitted:
         del self._unannounced[request.id]
         self._counters = self._counters.with_start(request.num_prompt)
@@ -266,7 +256,7 @@ class Scheduler:
 
     def _requeue(self, request: Request, cause: str) -> None:
         """Take a running request's slot and blocks away. It keeps its tokens and its place in line."""
-        self._leave(request, publish_tail=True)
+        self._leave(request)
         request.move(State.QUEUED)
         request.num_computed = 0
         self._queue.push(request)
@@ -275,21 +265,30 @@ class Scheduler:
     def _finish(self, request: Request, reason: FinishReason, num_output: int, now: float) -> Finished:
         if request.state is State.QUEUED:
             self._queue.remove(request.id)
-        else:
-            # After an error the last block is not to be trusted: the copy it began as may not have been made.
-            self._leave(request, publish_tail=reason is not FinishReason.ERROR)
+        elif not self._leave(request, is_sound=reason is not FinishReason.ERROR):
+            reason = FinishReason.ERROR
         request.move(State.FINISHED, reason)
         del self._requests[request.id]
         self._unannounced.pop(request.id, None)
         self._counters = self._counters.with_end(reason.value, num_output)
         return Finished(request.id, reason, num_output, now)
 
-    def _leave(self, request: Request, publish_tail: bool) -> None:
+    def _leave(self, request: Request, is_sound: bool = True) -> bool:
+        """Give slot and blocks back, and leave to the prefix cache what can be trusted. Says whether it all can."""
         assert request.slot is not None
-        self._tables.release(request.id, request.tokens, request.num_computed, publish_tail)
+        if is_sound:
+            try:
+                self._tables.publish_tail(request.id, request.tokens, request.num_computed)
+            except Exception as error:
+                is_sound = False
+                log.error("request %d: its last block was not published: %s", request.id, kind_and_place(error))
+        if not is_sound:
+            self._tables.withdraw(request.id)
+        self._tables.release(request.id)
         heapq.heappush(self._free_slots, request.slot)
         request.slot = None
         del self._running[request.id]
+        return is_sound
 
 
 def _num_left(request: Request) -> int:
