@@ -246,10 +246,13 @@ def _given() -> dict[str, tuple[str, str, str]]:
     given: dict[str, tuple[str, str, str]] = {}
     for name, value in sorted(os.environ.items()):
         field = fields.get(name)
-        if field is None and name.startswith(PREFIX):
+        if field is None and name.upper().startswith(PREFIX):
             raise StartError(
-                f"{name} is not a known variable{nearest(name, fields)}; docs/configuration.md lists them all"
+                f"{name} is not a known variable{nearest(name.upper(), fields)}; docs/configuration.md lists them all"
             )
+        if field is not None and is_secret(field) and not value.strip(" ,"):
+            # A secret that came out empty must not open the server to everybody.
+            raise StartError(f"{name} is set and holds no key: give at least one, or unset it")
         if field is None or value == "":
             continue
         if field in given and given[field][1] != value:

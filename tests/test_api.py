@@ -276,7 +276,9 @@ def test_a_client_that_leaves_the_queue_gives_its_place_back() -> None:
         client = Client(app, CHAT, {"messages": [{"role": "user", "content": "hi"}], "stream": True})
         await asyncio.sleep(0.01)
         await client.leave()
-        assert client.sent.empty()
+        if not client.sent.empty():  # the body broke off, and perhaps somebody is still there to hear of it
+            assert num_pieces == 1
+            assert client.sent.get_nowait()["status"] == 400
 
     asyncio.run(go())
     assert completion.num_closed == 1
@@ -373,7 +375,7 @@ def test_only_json_is_read(content_type: str, status: int) -> None:
 
 
 def test_ignored_fields_are_named_or_refused() -> None:
-    response = chat(flab=10, zip=None, user="u", reasoning_effort="none")
+    response = chat(flab=10, zip=True, absent=None, user="u", reasoning_effort="none")
     assert response.status_code == 200
     assert response.headers["x-mlxcel-ignored-fields"] == "flab,zip"
     assert "x-mlxcel-ignored-fields" in chat(flab=10, stream=True).headers

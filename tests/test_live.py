@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -400,3 +401,19 @@ def test_a_file_that_cannot_be_used_refuses_the_start(tmp_path: Path, name: str)
         lines = refused.log.read_text().splitlines()
     assert lines[-1].startswith(f"mlxcel: MLXCEL_{name}={tmp_path} cannot be ")
     assert [line for line in lines[:-1] if '"level":"info"' not in line] == []
+
+
+@pytest.mark.parametrize("body", [b"ZZ\r\n", b"5\r\n{"])
+def test_a_body_that_breaks_off_is_the_clients_fault(server: ServerProcess, body: bytes) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(head.encode() + body)
+        if body[:1] != b"Z":
+            connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    assert b" 500 " not in answer[:20]

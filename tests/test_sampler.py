@@ -170,3 +170,46 @@ def test_rows_that_ask_for_different_numbers_of_logprobs() -> None:
     logits = mx.random.normal((3, VOCABULARY), key=mx.random.key(5))
     params = [SamplingParams(num_logprobs=20), SamplingParams(temperature=0.0), SamplingParams(num_logprobs=1)]
     assert [len(d.top) for d in draw(logits, params)] == [20, 0, 1]
+
+
+NOT_NUMBERS = [math.nan, math.inf]
+
+
+@pytest.mark.parametrize("bad", NOT_NUMBERS)
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.0),
+        SamplingParams(),
+        SamplingParams(top_p=0.9),
+        SamplingParams(temperature=0.0, repetition_penalty=1.2, num_logprobs=2),
+    ],
+)
+def test_a_row_whose_logits_are_no_numbers_is_named_and_no_other(bad: float, params: SamplingParams) -> None:
+    rows = [Row(i, (0,), 0, 1, (0,), True, 1, params) for i in range(3)]
+    drawing = Drawing(mx.array([[1.0, 2.0, 9.0], [0.0, bad, 1.0], [1.0, 2.0, 9.0]]), rows)
+    mx.eval(drawing.arrays())
+    assert [row.request_id for row in drawing.unsound()] == [1]
+    assert len(drawing.read()) == 3
+
+
+def test_a_banned_token_leaves_the_row_sound() -> None:
+    rows = [Row(0, (0,), 0, 1, (0,), True, 1, SamplingParams(temperature=0.0, banned=(2,)))]
+    drawing = Drawing(mx.array([[1.0, 2.0, 9.0]]), rows)
+    assert drawing.unsound() == []
+    assert drawing.read()[0].token == 1
+
+
+def test_a_draw_that_cannot_be_built_costs_nobody_else_theirs() -> None:
+    bad = SamplingParams(temperature="secret")  # type: ignore[arg-type]
+    rows = [Row(i, (0,), 0, 1, (0,), True, 1, bad if i == 1 else SamplingParams(temperature=0.0)) for i in range(3)]
+    drawing, failures = sampler.draw_rows(mx.array([[1.0, 2.0], [1.0, 2.0], [2.0, 1.0]]), rows)
+    assert drawing is not None
+    assert [(row.request_id, draw.token) for row, draw in zip(drawing.rows, drawing.read(), strict=True)] == [
+        (0, 1),
+        (2, 0),
+    ]
+    assert list(failures) == [1]
+    assert "secret" not in failures[1]
+    assert sampler.draw_rows(mx.array([[1.0, 2.0]]), [rows[1]])[0] is None
+    assert sampler.draw_rows(mx.array([[1.0, 2.0]]), []) == (None, {})

@@ -458,7 +458,7 @@ def test_admitted_raises_a_failure_of_the_first_forward() -> None:
     async def body() -> None:
         async with playing(ids("one"), num_steps=0) as stage:
             completion = await stage.service.complete(["p"], Ask())
-            stage.engine.failures.append(EngineFault("out of memory"))
+            stage.engine.failures += [EngineFault("out of memory"), EngineFault("out of memory")]
             stage.engine.allow()
             with pytest.raises(BackendError):
                 await completion.admitted(PATIENCE_S)
@@ -472,8 +472,8 @@ def test_the_error_of_one_choice_is_raised_and_cancels_the_others() -> None:
     async def body() -> None:
         async with playing(ids("a") * 50, num_steps=0, num_slots=1, max_batch_size=1) as stage:
             completion = await stage.service.complete(["p", "q", "r"], Ask())
-            stage.engine.failures.append(EngineFault("out of memory"))
-            stage.engine.allow(1)
+            stage.engine.failures += [EngineFault("out of memory"), EngineFault("out of memory")]
+            stage.engine.allow(2)
             with pytest.raises(BackendError):
                 await read(completion)
             completion.close()

@@ -257,3 +257,12 @@ def test_the_line_to_try_is_a_whole_shell_command(curl: str | None, monkeypatch:
         assert json.loads(words[words.index("-d") + 1])["model"] == "m"
     else:
         compile(words[2], "try", "exec")
+
+
+@pytest.mark.parametrize("value", ["", " ", ",", ", ,"])
+def test_keys_that_came_out_empty_do_not_open_the_server(value: str) -> None:
+    assert "MLXCEL_API_KEYS is set and holds no key" in refusal({"MLXCEL_API_KEYS": value})
+
+
+def test_a_name_in_lower_case_is_refused_and_not_half_used() -> None:
+    assert "did you mean MLXCEL_PORT?" in refusal({"mlxcel_port": "5"})

@@ -71,7 +71,10 @@ def refusal(exc: Exception) -> Refusal:
         case _:
             body = _envelope(str(exc), kind)
     wait_s = exc.retry_after_s if isinstance(exc, errors.RateLimited) else RETRY_AFTER_S if status == 503 else None
-    return Refusal(status, body, {} if wait_s is None else {"retry-after": str(max(1, math.ceil(wait_s)))})
+    headers = {} if wait_s is None else {"retry-after": str(max(1, math.ceil(wait_s)))}
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Refusal(status, body, headers)
 
 
 def respond(request: Request, exc: Exception) -> Response:

@@ -56,7 +56,11 @@ class Access:
         try:
             await self.app(scope, receive, send_marked)
         except ClientDisconnect:
-            pass
+            # Its body is broken off or malformed; should it still be there, it learns so.
+            if status is None:
+                broken = refusal(errors.InvalidRequest("The request body broke off before its end.")).response()
+                await broken(scope, receive, send_marked)
+                status = None
         except Exception as exc:
             answer = refusal(exc).response()
             if status is not None:

@@ -84,7 +84,8 @@ def parse(kind: type[B], value: Mapping[str, Any]) -> B:
 
 def unknown_fields(kind: type[Generation], value: Mapping[str, Any]) -> list[str]:
     """Names that no API we follow knows, fit for a header: printable ASCII, short, and not too many."""
-    names = sorted(set(value) - kind.known_fields())
+    given = {name for name, item in value.items() if item is not None}
+    names = sorted(given - kind.known_fields())
     options = value.get("stream_options")
     if isinstance(options, dict):
         names += sorted(f"stream_options.{name}" for name in set(options) - set(StreamOptions.model_fields))

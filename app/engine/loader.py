@@ -118,7 +118,7 @@ def model_directory(model: str, cache_dir: Path, offline: bool) -> Path:
     if path.is_dir():
         return path
     try:
-        log.info("fetching %s from the hub", model)
+        log.info("looking for %s %s", model, "in the local hub cache" if offline else "on the hub")
         return Path(snapshot_download(model, local_files_only=offline, allow_patterns=HUB_FILES))
     except Exception as error:
         where = "in the local hub cache (MLXCEL_OFFLINE is on)" if offline else "on the hub"
