@@ -276,9 +276,7 @@ def test_a_client_that_leaves_the_queue_gives_its_place_back() -> None:
         client = Client(app, CHAT, {"messages": [{"role": "user", "content": "hi"}], "stream": True})
         await asyncio.sleep(0.01)
         await client.leave()
-        if not client.sent.empty():  # the body broke off, and perhaps somebody is still there to hear of it
-            assert num_pieces == 1
-            assert client.sent.get_nowait()["status"] == 400
+        assert client.sent.empty()
 
     asyncio.run(go())
     assert completion.num_closed == 1
@@ -666,7 +664,10 @@ def test_a_client_that_left_is_logged_as_such(caplog: pytest.LogCaptureFixture, 
         client = Client(app, CHAT, {"messages": [{"role": "user", "content": "hi"}]}, num_pieces)
         await asyncio.sleep(0.01)
         await client.leave()
-        assert client.sent.empty()
+        if num_pieces == 1:  # the body broke off, and perhaps somebody is still there to hear of it
+            assert client.sent.get_nowait()["status"] == 400
+        else:
+            assert client.sent.empty()
 
     asyncio.run(go())
     assert [r.status for r in caplog.records if r.name == "mlxcel.access"] == [499]

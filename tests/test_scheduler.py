@@ -335,10 +335,9 @@ def test_a_copy_that_may_not_have_been_made_is_not_published():
     text = list(range(10))
     bench.add(text, max_tokens=1)
     bench.tick()
-    num_entries = bench.tables.prefix_cache.num_entries
     bench.add([*text[:9], 99, 98], max_tokens=1)
     bench.tick(failing=(1,))
-    assert bench.tables.prefix_cache.num_entries == num_entries
+    assert bench.tables.prefix_cache.match([*text[:9], 99, 98, 97], "").num_tokens == 0
 
 
 def test_a_row_without_its_draw_has_failed():
@@ -348,17 +347,18 @@ def test_a_row_without_its_draw_has_failed():
     assert bench.scheduler.apply(plan, Result(), 2.0) == [Finished(0, FinishReason.ERROR, 0, 2.0)]
 
 
-def test_a_failed_chunk_leaves_no_key_of_its_own():
+def test_a_failed_request_leaves_no_key_on_any_block_it_held():
     bench = Bench(prefill_chunk=4)
-    text = list(range(6))
-    bench.add(text, max_tokens=1)
+    bench.add(list(range(6)), max_tokens=1)
+    other = bench.add([9] * 6, max_tokens=1)
     bench.until_idle()
-    num_entries = bench.tables.prefix_cache.num_entries
-    bench.add([*text[:4], 90, 91, 92, 93, 94, 95, 96])
+    bench.add([*range(4), 90, 91, 92, 93, 94, 95, 96])
     bench.tick()
-    assert bench.tables.prefix_cache.num_entries > num_entries
-    bench.tick(failing=(1,))
-    assert bench.tables.prefix_cache.num_entries == num_entries, "what it adopted is still there, what it filled is not"
+    bench.tick(failing=(2,))
+    cache = bench.tables.prefix_cache
+    assert cache.match(list(range(6)), "").num_tokens == 0, "what it adopted may be the cause"
+    assert cache.match([*range(4), 90, 91, 92, 93, 94], "").num_tokens == 0
+    assert cache.match(other.tokens, "").num_tokens == 6
 
 
 @pytest.mark.parametrize(("enabled", "running"), [(False, [0, 1]), (True, [1, 2])])

@@ -29,13 +29,11 @@ class Admission:
 
 @dataclass(slots=True)
 class _Table:
-    """``num_adopted`` leading blocks were filled by others. ``num_published`` leading blocks were offered to the prefix
-    cache; ``node`` is the key of the last of them."""
+    """``num_published`` leading blocks were offered to the prefix cache; ``node`` is the key of the last of them."""
 
     salt: str
     publishes: bool
     blocks: list[int]
-    num_adopted: int = 0
     num_published: int = 0
     node: Node | None = None
 
@@ -98,7 +96,7 @@ class BlockTables:
         blocks.extend([self._take() for _ in range(self.blocks_for(len(tokens)) - num_shared)])
         publishes = use_cache and self.prefix_cache.enabled
         node = match.nodes[-1] if match.nodes else None
-        self._tables[request_id] = _Table(salt, publishes, blocks, num_shared, num_shared, node)
+        self._tables[request_id] = _Table(salt, publishes, blocks, num_shared, node)
         copies = () if match.source is None else ((match.source, blocks[num_shared]),)
         return Admission(match.num_tokens, copies)
 
@@ -132,10 +130,9 @@ class BlockTables:
             self.prefix_cache.insert(table.salt, table.node, tail, table.blocks[num_computed // self.block_size])
 
     def withdraw(self, request_id: int) -> None:
-        """Take the keys off the blocks that the request filled itself, and off all that follows them: what they hold is
-        not to be trusted."""
-        table = self._tables[request_id]
-        for block in table.blocks[table.num_adopted :]:
+        """Take the keys off the table's blocks, adopted ones too, and off all that follows them: the request failed,
+        and any of them may be why."""
+        for block in self._tables[request_id].blocks:
             self.prefix_cache.evict(block)
 
     def release(self, request_id: int) -> None:
