@@ -147,7 +147,8 @@ def test_no_other_signal_ends_it_or_starts_a_second_one(tiny_model_dir: Path, tm
 def test_a_request_that_waits_too_long_is_refused(tiny_model_dir: Path, tmp_path: Path) -> None:
     with tiny(tmp_path, tiny_model_dir, N_PARALLEL="1", QUEUE_TIMEOUT="1") as server, ThreadPoolExecutor(4) as pool:
         with httpx.stream("POST", server.url + TEXT, json=ENDLESS | {"stream": True}) as first:
-            next(first.iter_lines())
+            lines = first.iter_lines()  # kept: a forgotten iterator closes its stream
+            next(lines)
             began_s = time.monotonic()
             late = [pool.submit(ask, server, ENDLESS | {"stream": stream}) for stream in (False, True)]
             for one in late:

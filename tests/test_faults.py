@@ -200,4 +200,4 @@ def test_a_dead_or_stuck_loop_answers_everybody_and_leaves(
         assert 503 in lives, lives
         assert failed_s - began_s < 1.0 + float(settings.get("TICK_TIMEOUT", 0))
         assert server.process.wait(5) == 70
-        assert "Traceback" not in server.log.read_text().replace("Traceback (most recent call last):\n\n", "")
+        assert "Traceback" not in server.log.read_text()

@@ -250,7 +250,8 @@ def test_a_second_failed_step_ends_its_rows_and_later_requests_are_served() -> N
 
 def test_a_sink_that_raises_costs_the_others_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
-        async with working(PlayedEngine()) as worker:
+        engine = PlayedEngine(num_steps=1)
+        async with working(engine) as worker:
             mail = Mailbox()
 
             def broken(news: Any) -> None:
@@ -258,6 +259,9 @@ def test_a_sink_that_raises_costs_the_others_nothing(caplog: pytest.LogCaptureFi
 
             worker.submit([ask(1, max_tokens=50)], broken)
             worker.submit([ask(2)], mail)
+            engine.allow(1)
+            await until(lambda: mail.of(2))
+            engine.allow()
             await until(lambda: ended(mail, 2) and worker.snapshot.num_active == 0)
             assert mail.of(2)[-1].reason is FinishReason.LENGTH
             assert worker.snapshot.counters.completed == {"cancelled": 1, "length": 1}
