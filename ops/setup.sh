@@ -38,21 +38,22 @@ apt_install() {
     $root "$@" >/dev/null 2>&1 || { $root apt-get update -qq >/dev/null; $root "$@" >/dev/null; }
 }
 
-has_blas() { "$python" -c 'import ctypes; ctypes.CDLL("libopenblas.so.0")' 2>/dev/null; }
+has_library() { "$python" -c 'import ctypes, sys; ctypes.CDLL(sys.argv[1])' "$1" 2>/dev/null; }
+has_blas() { has_library libblis.so.4 || has_library libopenblas.so.0; }
 has_ensurepip() { "$python" -c 'import ensurepip' 2>/dev/null; }
 
 install_system_packages() {
     [ "$(uname)" = Linux ] || return 0
     wanted=
-    has_blas || wanted="libopenblas0-pthread"
+    has_library libblis.so.4 || ! is_debian || wanted="libblis4-openmp"
     has_ensurepip || wanted="$wanted python3-venv"
     [ -n "$wanted" ] || return 0
     # shellcheck disable=SC2086  # a list of package names
     if is_debian && ! apt_install $wanted; then say "apt is not available to this user, or failed: going on without it"; fi
     has_blas && return 0
-    say "warning: no optimised BLAS (libopenblas.so.0): decoding is about 6 times slower, and batching gains nothing."
-    if is_debian; then say "warning: ask an administrator for:  apt-get install libopenblas0-pthread"
-    else say "warning: install OpenBLAS with your package manager (Fedora: openblas-threads, Arch: openblas)."
+    say "warning: no optimised BLAS: everything is several times slower, and batching gains nothing."
+    if is_debian; then say "warning: ask an administrator for:  apt-get install libblis4-openmp"
+    else say "warning: install BLIS or OpenBLAS with your package manager (Fedora: blis-openmp, Arch: openblas)."
     fi
 }
 

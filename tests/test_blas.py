@@ -53,7 +53,7 @@ def test_auto_loads_what_is_there_or_warns() -> None:
     if found["path"]:
         assert (found["threads"], found["variable"], found["warning"]) == (1, "1", None)
     else:
-        assert "apt-get install libopenblas0-pthread" in found["warning"]
+        assert "apt-get install libblis4-openmp" in found["warning"]
         assert "\n" not in found["warning"]
     assert not found["mlx"]
 

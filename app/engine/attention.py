@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from app.engine.kernels import causal_attention, exp, on_cpu
+from app.engine.kernels import LOG2_E, causal_attention, on_cpu
 from app.engine.storage import LayerPool, PagedStorage
 from app.scheduler.plan import Row
 
@@ -157,10 +157,11 @@ def _attend_singles(
     group = num_queries // heads
     keys, values = pool.tiles()
     rows = geometry.pair_rows
-    scaled = (queries * scale).reshape(num_rows * heads, group, -1)
+    # In powers of two: the factor goes into the queries, where it costs nothing.
+    scaled = (queries * (scale * LOG2_E)).reshape(num_rows * heads, group, -1)
     scores = mx.gather_mm(scaled, keys.swapaxes(-1, -2), index.queries, index.tiles) + geometry.pair_bias
     peak = mx.full((num_rows, heads, group, 1), -mx.inf, scores.dtype).at[rows].maximum(scores.max(-1, keepdims=True))
-    weights = exp(scores - peak[rows])  # [P, heads, group, block_size]
+    weights = mx.power(2.0, scores - peak[rows])  # [P, heads, group, block_size]
     tiles = weights.astype(values.dtype).reshape(-1, group, pool.block_size)
     partial = mx.gather_mm(tiles, values, index.pairs, index.tiles)
     total, summed = (geometry.sum_pairs(part) for part in (weights.sum(-1, keepdims=True), partial))

@@ -15,18 +15,21 @@ from pathlib import Path
 
 from app.errors import StartError
 
-# Variants that use POSIX threads come first; the bare name at the end is left to the system's own search.
+# BLIS first: decoding multiplies few rows, and at 1 to 8 rows it takes about half of OpenBLAS's time and does not stall
+# when another process holds a core (docs/benchmarks.md). Bare names are left to the system's own search.
 CANDIDATES = (
+    "/usr/lib/*-linux-gnu/blis-openmp/libblis.so.4",  # Debian, Ubuntu
+    "/usr/lib64/libbliso.so.4",  # Fedora
     "/usr/lib/*-linux-gnu/openblas-pthread/libopenblas.so.0",  # Debian, Ubuntu
     "/usr/lib64/libopenblasp.so.0",  # Fedora, RHEL
     "/usr/lib64/libopenblas_pthreads.so.0",  # openSUSE
     "/usr/lib/libopenblas.so",  # Arch
     "libopenblas.so.0",
 )
-THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+THREAD_VARIABLES = ("BLIS_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 WARNING = (
-    "no optimised BLAS was found: matrix products run about twenty times slower and decoding several requests together "
-    "gains nothing; install one with `apt-get install libopenblas0-pthread` (Debian, Ubuntu) or name one in MLXCEL_BLAS"
+    "no optimised BLAS was found: everything is several times slower, and decoding several requests together gains "
+    "nothing; install one with `apt-get install libblis4-openmp` (Debian, Ubuntu) or name one in MLXCEL_BLAS"
 )
 
 
@@ -45,7 +48,7 @@ def preload(setting: str, threads: str) -> BlasReport:
     """Load a BLAS for MLX. Call it before anything imports ``mlx.core``. Does nothing outside Linux.
 
     Args:
-        setting: "auto" looks for OpenBLAS, "none" loads nothing, anything else is the path of a library.
+        setting: "auto" looks for BLIS, then for OpenBLAS; "none" loads nothing, anything else is the path of a library.
         threads: a number, or "auto" for the physical cores that this process may use.
 
     Raises:
@@ -80,11 +83,12 @@ def _load(path: str, num_threads: int) -> BlasReport:
     # A library without the interface must not stay in the global scope, so it is looked at in a local one first.
     _ = ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL).cblas_sgemm
     library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-    version = ""
-    if hasattr(library, "openblas_get_config"):
-        library.openblas_get_config.restype = ctypes.c_char_p
-        version = library.openblas_get_config().decode("ascii", "replace").strip()
-    return BlasReport(path, version, num_threads)
+    for name, tells in (("BLIS ", "bli_info_get_version_str"), ("", "openblas_get_config")):
+        if hasattr(library, tells):
+            function = getattr(library, tells)
+            function.restype = ctypes.c_char_p
+            return BlasReport(path, name + function().decode("ascii", "replace").strip(), num_threads)
+    return BlasReport(path, "", num_threads)
 
 
 def usable_cores() -> int:
