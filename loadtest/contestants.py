@@ -23,11 +23,13 @@ PEER = "import sys, runpy; sys.argv[0] = 'mlx_lm'; runpy.run_module('mlx_lm', ru
 
 @dataclass(frozen=True)
 class Contestant:
-    """A server by name: the Python arguments that start it on a port, and its variables."""
+    """A server by name: the Python arguments that start it on a port, its variables, and what it calls its model (None:
+    it tells)."""
 
     name: str
     arguments: tuple[str, ...]
     variables: tuple[tuple[str, str], ...] = ()
+    model: str | None = None
 
 
 def ours(model: Path, rows: int, name: str = "mlxcel", **settings: str) -> Contestant:
@@ -47,7 +49,8 @@ def peer(model: Path, rows: int, with_blas: bool) -> Contestant:
     options = ("--model", str(model), "--port", "{port}", "--log-level", "ERROR")
     limits = ("--decode-concurrency", str(rows), "--prompt-concurrency", str(rows))
     program = (PRELOAD if with_blas else "") + PEER
-    return Contestant("mlx-lm with BLAS" if with_blas else "mlx-lm", ("-c", program, "server", *options, *limits))
+    name = "mlx-lm with BLAS" if with_blas else "mlx-lm"
+    return Contestant(name, ("-c", program, "server", *options, *limits), model="default_model")
 
 
 @dataclass
@@ -82,7 +85,7 @@ def running(contestant: Contestant, folder: Path) -> Iterator[Running]:
     url = f"http://127.0.0.1:{port}"
     server = Running(contestant.name, url, "", 0.0)
     try:
-        server.model = _wait_for_model(url, process, output.name)
+        server.model = _wait_for_model(url, contestant.model, process, output.name)
         server.start_s = time.monotonic() - began_s
         yield server
     finally:
@@ -92,14 +95,14 @@ def running(contestant: Contestant, folder: Path) -> Iterator[Running]:
         server.peak_rss_bytes = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _wait_for_model(url: str, process: subprocess.Popen[bytes], log: str) -> str:
+def _wait_for_model(url: str, name: str | None, process: subprocess.Popen[bytes], log: str) -> str:
     """The id under which the server offers its model, once it completes something."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"the server ended at once; see {log}")
         try:
-            model = str(httpx.get(f"{url}/v1/models", timeout=5).json()["data"][0]["id"])
+            model = name or str(httpx.get(f"{url}/v1/models", timeout=5).json()["data"][0]["id"])
             body = {"model": model, "prompt": "a", "max_tokens": 1}
             if httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200:
                 return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import statistics
 import time
@@ -51,7 +52,7 @@ class Wave:
     def ttft_s(self, share: float) -> float:
         """The TTFT that ``share`` of the requests did not exceed, from the raw values."""
         ranked = sorted(outcome.ttft_s for outcome in self.outcomes)
-        return ranked[min(int(share * len(ranked)), len(ranked) - 1)]
+        return ranked[math.ceil(share * len(ranked)) - 1]
 
     @property
     def itl_s(self) -> float:

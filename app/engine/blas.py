@@ -26,7 +26,8 @@ CANDIDATES = (
     "/usr/lib/libopenblas.so",  # Arch
     "libopenblas.so.0",
 )
-THREAD_VARIABLES = ("BLIS_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# For BLIS the loop over the rows of the weights is the one to divide: MLX passes its row-major matrices turned round.
+THREAD_VARIABLES = ("BLIS_IC_NT", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 WARNING = (
     "no optimised BLAS was found: everything is several times slower, and decoding several requests together gains "
     "nothing; install one with `apt-get install libblis4-openmp` (Debian, Ubuntu) or name one in MLXCEL_BLAS"
@@ -62,7 +63,7 @@ def preload(setting: str, threads: str) -> BlasReport:
     if threads != "auto" and not (threads.isdecimal() and int(threads) > 0):
         raise StartError(f"MLXCEL_BLAS_THREADS is {threads}: give a positive number or auto")
     num_threads = usable_cores() if threads == "auto" else int(threads)
-    # OpenBLAS reads these once, when it is loaded.
+    # The libraries read these once, when they are loaded.
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(num_threads)))
     if setting != "auto":
         try:
