@@ -61,6 +61,7 @@ class Counters:
             decode_steps=self.decode_steps + bool(num_decode),
             prefill_chunks=self.prefill_chunks + num_chunks,
             mixed_steps=self.mixed_steps + bool(num_decode and num_chunks),
+            prefill_grants=self.prefill_grants + (num_chunks if num_decode else 0),
         )
 
 
