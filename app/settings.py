@@ -115,7 +115,9 @@ class Settings(BaseSettings):
         0.01, ge=0.0, le=0.5, allow_inf_nan=False, description="share of the pool kept free at admission, 0.0 to 0.5"
     )
     no_prompt_cache: bool = Field(False, description="the same as `MLXCEL_PROMPT_CACHE=false`")
-    prompt_cache: bool = Field(default_factory=lambda given: not given["no_prompt_cache"], description="share prefixes")
+    prompt_cache: bool = Field(
+        default_factory=lambda given: not given["no_prompt_cache"], description="share prefixes; unset: true"
+    )
     prompt_cache_min_prefix: int = Field(32, ge=0, description="shortest prefix worth adopting, in tokens")
     ctx_size: int | None = Field(
         None, ge=1, description="tokens in all, over rows if set, else slots; unset: model's window"

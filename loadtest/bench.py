@@ -51,7 +51,9 @@ def main() -> None:
     levels = options.concurrency
     contestants = [ours(model, max(levels))]
     if options.peer:
-        contestants += [peer(model, max(levels), with_blas=True), peer(model, max(levels), with_blas=False)]
+        contestants.append(peer(model, max(levels), with_blas=True))
+    if options.peer and options.stock:
+        contestants.append(peer(model, max(levels), with_blas=False))
     results, servers = _measure(contestants, options)
     report = {
         "model": str(model.name),
@@ -83,6 +85,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=80, help="prompt tokens")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens")
     parser.add_argument("--no-peer", dest="peer", action="store_false", help="measure this server alone")
+    parser.add_argument("--no-stock", dest="stock", action="store_false", help="leave out the peer without a BLAS")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench")
     return parser.parse_args()
 
