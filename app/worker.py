@@ -32,6 +32,7 @@ log = logging.getLogger("mlxcel.worker")
 Status = Literal["loading", "ready", "draining", "dead"]
 Kind = Literal["decode", "prefill", "mixed"]
 WATCH_INTERVAL_S = 0.5
+CHECK_INTERVAL_S = 10.0
 
 
 class Engine(Protocol):
@@ -73,6 +74,7 @@ class Worker:
         self._sinks: dict[int, Sink] = {}
         self._resets: set[asyncio.Future[None]] = set()
         self._tick_began_s: float | None = None
+        self._checked_s = 0.0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[None] = self._loop.create_future()
@@ -239,6 +241,7 @@ class Worker:
         while True:
             if scheduler.is_idle:
                 self._tick_began_s = None
+                self._check(scheduler)
             try:
                 errand = self._inbox.get(block=scheduler.is_idle)
             except queue.Empty:
@@ -246,6 +249,14 @@ class Worker:
             if errand is None:
                 return False
             self._publish(scheduler, list(errand(scheduler)))
+
+    def _check(self, scheduler: Scheduler) -> None:
+        """Check the books of blocks while nobody waits. Where they do not add up the loop ends: a block that is held by
+        nobody is lost, and one that is held by mistake could show a person what another wrote."""
+        now_s = time.monotonic()
+        if now_s - self._checked_s >= CHECK_INTERVAL_S:
+            self._checked_s = now_s
+            scheduler.check()
 
     def _tick(self, engine: Engine, scheduler: Scheduler) -> None:
         began_s = self._tick_began_s = time.monotonic()

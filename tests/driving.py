@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.generate import generate_step
 
 from app.engine.engine import Engine
 from app.kv.block_pool import BlockPool
@@ -58,17 +58,9 @@ def run(
 
 
 def plain_greedy(model: nn.Module, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], list[mx.array]]:
-    """mlx-lm's own forward, one prompt alone: the tokens, and the logits each was drawn from."""
-    cache = make_prompt_cache(model)
-    tokens: list[int] = []
-    logits: list[mx.array] = []
-    inputs = mx.array([list(prompt)])
-    for _ in range(num_tokens):
-        last = model(inputs, cache=cache)[0, -1].astype(mx.float32)
-        logits.append(last)
-        tokens.append(int(mx.argmax(last).item()))
-        inputs = mx.array([[tokens[-1]]])
-    return tokens, logits
+    """mlx-lm's own generation of one prompt alone: the tokens, and the log-probabilities each was drawn from."""
+    steps = list(generate_step(mx.array(list(prompt)), model, max_tokens=num_tokens))
+    return [int(token) for token, _ in steps], [logprobs for _, logprobs in steps]
 
 
 def assert_same_tokens(got: Sequence[int], want: Sequence[int], logits: Sequence[mx.array]) -> None:

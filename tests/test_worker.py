@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Coroutine, Iterable
@@ -12,7 +13,7 @@ import pytest
 
 from app import worker as worker_module
 from app.errands import Refused
-from app.errors import BackendError, EngineFault, InvalidRequest, Overloaded, StartError, Unavailable
+from app.errors import BackendError, EngineFault, InvalidRequest, MlxcelError, Overloaded, StartError, Unavailable
 from app.request import FinishReason, Request
 from app.scheduler.plan import Admitted, Draw, Finished, Result, Token
 from app.worker import Worker
@@ -552,5 +553,24 @@ def test_many_come_and_go_from_all_sides() -> None:
             await asyncio.gather(*(client(range(base, base + 40)) for base in range(0, 600, 100)))
             assert all(sum(isinstance(news, Finished) for news in mail.of(one)) == 1 for one in kept)
             await until(lambda: worker.snapshot.num_active + worker.snapshot.num_queued == 0)
+
+    go(body())
+
+
+def test_books_that_do_not_add_up_end_an_idle_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.worker.CHECK_INTERVAL_S", 0.0)
+
+    async def body() -> None:
+        engine, scheduler = PlayedEngine(), build_scheduler(8, 4)
+        worker = Worker(lambda: (engine, scheduler), 4, 600.0, lambda kind, seconds: None)
+        await worker.start()
+        await worker.reset_prefix_cache()
+        assert worker.status == "ready"
+        scheduler._tables.pool.take()  # a block that no table holds
+        with contextlib.suppress(MlxcelError):
+            await worker.reset_prefix_cache()  # something to do, and then idle again
+        await asyncio.wait_for(worker.failed.wait(), PATIENCE_S)
+        assert worker.status == "dead"
+        await worker.stop(PATIENCE_S)
 
     go(body())
