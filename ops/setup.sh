@@ -38,14 +38,14 @@ apt_install() {
     $root "$@" >/dev/null 2>&1 || { $root apt-get update -qq >/dev/null; $root "$@" >/dev/null; }
 }
 
-has_library() { "$python" -c 'import ctypes, sys; ctypes.CDLL(sys.argv[1])' "$1" 2>/dev/null; }
-has_blas() { has_library libblis.so.4 || has_library libopenblas.so.0; }
+has_blis() { ls /usr/lib/*-linux-gnu/blis-openmp/libblis.so.4 /usr/lib64/libbliso.so.4 2>/dev/null | grep -q .; }
+has_blas() { has_blis || "$python" -c 'import ctypes; ctypes.CDLL("libopenblas.so.0")' 2>/dev/null; }
 has_ensurepip() { "$python" -c 'import ensurepip' 2>/dev/null; }
 
 install_system_packages() {
     [ "$(uname)" = Linux ] || return 0
     wanted=
-    has_library libblis.so.4 || ! is_debian || wanted="libblis4-openmp"
+    has_blis || ! is_debian || wanted="libblis4-openmp"
     has_ensurepip || wanted="$wanted python3-venv"
     [ -n "$wanted" ] || return 0
     # shellcheck disable=SC2086  # a list of package names
