@@ -38,7 +38,12 @@ apt_install() {
     $root "$@" >/dev/null 2>&1 || { $root apt-get update -qq >/dev/null; $root "$@" >/dev/null; }
 }
 
-has_blis() { ls /usr/lib/*-linux-gnu/blis-openmp/libblis.so.4 /usr/lib64/libbliso.so.4 2>/dev/null | grep -q .; }
+has_blis() {
+    for library in /usr/lib/*-linux-gnu/blis-openmp/libblis.so.4 /usr/lib64/libbliso.so.4; do
+        [ -e "$library" ] && return 0
+    done
+    return 1
+}
 has_blas() { has_blis || "$python" -c 'import ctypes; ctypes.CDLL("libopenblas.so.0")' 2>/dev/null; }
 has_ensurepip() { "$python" -c 'import ensurepip' 2>/dev/null; }
 
@@ -47,9 +52,10 @@ install_system_packages() {
     wanted=
     has_blis || ! is_debian || wanted="libblis4-openmp"
     has_ensurepip || wanted="$wanted python3-venv"
-    [ -n "$wanted" ] || return 0
     # shellcheck disable=SC2086  # a list of package names
-    if is_debian && ! apt_install $wanted; then say "apt is not available to this user, or failed: going on without it"; fi
+    if [ -n "$wanted" ] && is_debian && ! apt_install $wanted; then
+        say "apt is not available to this user, or failed: going on without it"
+    fi
     has_blas && return 0
     say "warning: no optimised BLAS: everything is several times slower, and batching gains nothing."
     if is_debian; then say "warning: ask an administrator for:  apt-get install libblis4-openmp"
