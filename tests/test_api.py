@@ -350,6 +350,7 @@ def test_a_large_body_is_refused_by_its_length_and_by_its_bytes() -> None:
     for raw in (huge, iter([huge[:60], huge[60:120], huge[120:]])):
         response = post_raw(raw, max_body_bytes=100)
         assert response.status_code == 413
+        assert response.headers["connection"] == "close"
         assert is_envelope(response)
     assert post_raw(huge, max_body_bytes=len(huge)).status_code == 400
 

@@ -54,6 +54,10 @@ def refusal(exc: Exception) -> Refusal:
     if isinstance(exc, HTTPException):
         text = HTTP_TEXTS.get(exc.status_code, exc.detail)
         headers = dict(exc.headers or {})
+        if exc.status_code == 413:
+            # The rest of the body stays unread, so the server below closes the connection: say so, or a client that
+            # keeps it for its next request finds it gone.
+            headers["connection"] = "close"
         return Refusal(exc.status_code, _envelope(text, "invalid_request_error"), headers)
     known = next((kind for kind in type(exc).__mro__ if kind in STATUS_AND_TYPE), None)
     if known is None:
