@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 UV ?= uv
 LOCK := env -u PIP_FIND_LINKS $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 \
-	--no-config --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
+	--no-config --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test bench format docs lock clean
