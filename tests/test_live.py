@@ -417,3 +417,11 @@ def test_a_body_that_breaks_off_is_the_clients_fault(server: ServerProcess, body
         while part := connection.recv(65536):
             answer += part
     assert b" 500 " not in answer[:20]
+
+
+def test_a_freed_slot_shows_who_sat_there_last(server: ServerProcess) -> None:
+    answer(server, TEXT, {"prompt": "1 2 3", "max_tokens": 3, "temperature": 0, "ignore_eos": True})
+    wait_until(lambda: num_busy(server) == 0)
+    (slot, *_) = server.http.get("/slots").json()
+    assert slot["is_processing"] is False
+    assert slot["next_token"] == [{"has_next_token": False, "n_remain": 0, "n_decoded": 3}]

@@ -15,6 +15,7 @@ from app.api.parse import parse, read_object
 from app.api.protocol import DetokenizeBody, TemplateBody, TokenizeBody
 from app.api.seam import Serving, Wiring
 from app.errors import FeatureOff
+from app.request import SamplingParams
 from app.scheduler.snapshot import SlotView
 from app.service import ModelCard
 
@@ -102,6 +103,19 @@ async def slots(request: Request) -> Response:
     return _json([_slot(view, wiring.service.card.n_ctx) for view in views])
 
 
+def _sampling(params: SamplingParams) -> dict[str, float]:
+    """Sampling parameters by llama-server's names."""
+    return {
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repeat_penalty": params.repetition_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+    }
+
+
 def _slot(view: SlotView, n_ctx: int) -> dict[str, Any]:
     """Numbers and parameters only: a slot never shows what is asked or answered in it."""
     busy = view.request_id is not None
@@ -119,13 +133,7 @@ def _slot(view: SlotView, n_ctx: int) -> dict[str, Any]:
             "n_predict": view.max_tokens,
             "max_tokens": view.max_tokens,
             "seed": sampling.seed,
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "min_p": sampling.min_p,
-            "repeat_penalty": sampling.repetition_penalty,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
+            **_sampling(sampling),
         },
         "next_token": [
             {"has_next_token": busy, "n_remain": view.max_tokens - view.num_output, "n_decoded": view.num_output}
@@ -187,15 +195,7 @@ async def props(request: Request) -> Response:
             "default_generation_settings": {
                 "n_ctx": card.n_ctx,
                 "speculative": False,
-                "params": {
-                    "temperature": sampling.temperature,
-                    "top_k": sampling.top_k,
-                    "top_p": sampling.top_p,
-                    "min_p": sampling.min_p,
-                    "repeat_penalty": sampling.repetition_penalty,
-                    "presence_penalty": sampling.presence_penalty,
-                    "frequency_penalty": sampling.frequency_penalty,
-                },
+                "params": _sampling(sampling),
             },
             "total_slots": len(service.snapshot().slots),
             "model_alias": card.ids[0],

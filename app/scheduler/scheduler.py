@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import logging
 import math
+from dataclasses import replace
 
 from app.errors import InvalidRequest, kind_and_place
 from app.kv.block_pool import OutOfBlocks
@@ -14,7 +15,7 @@ from app.scheduler import policy
 from app.scheduler.plan import Admitted, Event, Finished, Plan, Result, Row, Token
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.queue import RequestQueue
-from app.scheduler.snapshot import Counters, Snapshot, observe
+from app.scheduler.snapshot import Counters, SlotView, Snapshot, observe, seat
 
 log = logging.getLogger("mlxcel.scheduler")
 
@@ -38,6 +39,7 @@ class Scheduler:
         self._running: dict[int, Request] = {}
         self._unannounced: dict[int, None] = {}  # an ordered set: no Admitted was sent yet
         self._free_slots = list(range(min(config.num_slots, config.max_batch_size)))
+        self._left: dict[int, SlotView] = {}
         self._num_arrived = 0
         self._planned_s = 0.0
         self._counters = Counters()
@@ -152,7 +154,8 @@ class Scheduler:
 
     def snapshot(self) -> Snapshot:
         """What HTTP may see: a value of its own that later ticks do not change."""
-        return observe(self._config.num_slots, self._running.values(), len(self._queue), self._counters, self._tables)
+        num_slots, running, num_queued = self._config.num_slots, self._running.values(), len(self._queue)
+        return observe(num_slots, running, self._left, num_queued, self._counters, self._tables)
 
     def check(self) -> None:
         """Raises:
@@ -285,6 +288,7 @@ class Scheduler:
         if not is_sound:
             self._tables.withdraw(request.id)
         self._tables.release(request.id)
+        self._left[request.slot] = replace(seat(request, request.slot), request_id=None)
         heapq.heappush(self._free_slots, request.slot)
         request.slot = None
         del self._running[request.id]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from app.kv.block_table import BlockTables
@@ -105,25 +105,36 @@ class Snapshot:
         return sum(self.counters.completed.values())
 
 
+def seat(request: Request, slot: int) -> SlotView:
+    """A request as it sits in ``slot``."""
+    num_computed = min(request.num_computed, request.num_prompt)
+    return SlotView(
+        slot,
+        request.id,
+        request.num_prompt,
+        num_computed,
+        request.num_cached,
+        request.num_output,
+        request.max_tokens,
+        request.sampling,
+    )
+
+
 def observe(
-    num_slots: int, running: Iterable[Request], num_queued: int, counters: Counters, tables: BlockTables
+    num_slots: int,
+    running: Iterable[Request],
+    left: Mapping[int, SlotView],
+    num_queued: int,
+    counters: Counters,
+    tables: BlockTables,
 ) -> Snapshot:
-    """The state of a scheduler as a value of its own, which later ticks do not change."""
-    slots = {slot: SlotView(slot) for slot in range(num_slots)}
+    """The state of a scheduler as a value of its own, which later ticks do not change. ``left``: who sat there last."""
+    slots = {slot: left.get(slot, SlotView(slot)) for slot in range(num_slots)}
     num_active = 0
     for request in running:
         num_active += 1
         if request.slot is not None:
-            slots[request.slot] = SlotView(
-                request.slot,
-                request.id,
-                request.num_prompt,
-                min(request.num_computed, request.num_prompt),
-                request.num_cached,
-                request.num_output,
-                request.max_tokens,
-                request.sampling,
-            )
+            slots[request.slot] = seat(request, request.slot)
     pool, cache = tables.pool, tables.prefix_cache
     return Snapshot(
         tuple(slots.values()),
