@@ -10,11 +10,15 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Generic, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+
+T = TypeVar("T")
 
 LOG2_E = math.log2(math.e)
 PIECE = 64
@@ -25,14 +29,9 @@ def on_cpu() -> bool:
     return bool(mx.default_device().type == mx.cpu)
 
 
-def exp(x: mx.array) -> mx.array:
-    """e to the x, as a power of two, elementwise."""
-    return mx.power(2.0, x * LOG2_E)
-
-
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     """``silu(gate) * x``, elementwise (Shazeer, "GLU variants improve Transformer", 2020)."""
-    return gate * x / (1.0 + exp(-gate))
+    return gate * x / (1.0 + mx.power(2.0, gate * -LOG2_E))
 
 
 def causal_attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
@@ -108,18 +107,32 @@ class RaggedRope(nn.Module):
         return x * cosines + (x @ table.turn) * sines
 
 
-class _Shared:
-    """Keeps a dict out of the parameters, where ``nn.Module`` would put it."""
-
-    def __init__(self, of: dict[tuple[object, ...], RotaryTable]) -> None:
-        self.of = of
-
-
-class PairedLinear(nn.Linear):
-    """Multiplies a single row twice over: a BLAS takes one row for a vector, and then uses but one thread."""
+class LeanRMSNorm(nn.RMSNorm):
+    """``nn.RMSNorm`` in fewer operations: the root of the width goes into the weight, and its square into epsilon."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        return _paired(super().__call__, x)
+        weight, epsilon = self._folded.of
+        return x * mx.rsqrt(mx.square(x).sum(-1, keepdims=True) + epsilon) * weight
+
+
+class LeanLinear(nn.Linear):
+    """``nn.Linear`` with its weight turned once and for all.
+
+    Multiplies a single row twice over: a BLAS takes one row for a vector, and then uses but one thread.
+    """
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return _paired(self._product, x)
+
+    def _product(self, x: mx.array) -> mx.array:
+        return mx.addmm(self["bias"], x, self._turned.of) if "bias" in self else x @ self._turned.of
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared(Generic[T]):
+    """Keeps what it holds out of the parameters, where ``nn.Module`` would put it."""
+
+    of: T
 
 
 def _paired(product: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
@@ -131,7 +144,12 @@ def quicken(model: nn.Module) -> None:
     tables: dict[tuple[object, ...], RotaryTable] = {}
     for part in list(model.modules()):
         if type(part) is nn.Linear:
-            part.__class__ = PairedLinear
+            part._turned = _Shared(part.weight.T)
+            part.__class__ = LeanLinear
+        if type(part) is nn.RMSNorm and part.weight.dtype == mx.float32:
+            width = part.weight.size
+            part._folded = _Shared((part.weight * math.sqrt(width), mx.array(part.eps * width)))
+            part.__class__ = LeanRMSNorm
         if type(part) is nn.Embedding:
             part.as_linear = partial(_paired, part.as_linear)
         for name, child in list(part.items()):
