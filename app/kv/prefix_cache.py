@@ -174,8 +174,12 @@ class PrefixCache:
 
 def _closest(node: Node, rest: Sequence[int]) -> tuple[int | None, int]:
     """The child that shares most tokens with the start of ``rest``: (block, shared tokens), or (None, 0)."""
-    best, best_shared = None, 0
+    if not rest:
+        return None, 0
+    first, best, best_shared = rest[0], None, 0
     for tokens, child in node.children.items():
+        if tokens[0] != first:
+            continue  # as nearly all are where many prompts follow on one beginning, or share nothing
         num_shared = 0
         for theirs, ours in zip(tokens, rest, strict=False):
             if theirs != ours:

@@ -1,0 +1,125 @@
+"""Many simulated hosts behind a balancer, in one virtual time."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from app.scheduler.cost import CostModel
+from app.scheduler.simulator import Host, HostSpec, Outcome
+from app.scheduler.tally import Tally
+from app.scheduler.workload import Arrival
+
+PROGRESS_EVERY = 1000
+
+
+class Balance(Protocol):
+    """Chooses the host of an arrival. An instance serves one simulation: it may remember."""
+
+    def __call__(self, hosts: Sequence[Host], arrival: Arrival) -> Host: ...
+
+
+def least_connections(hosts: Sequence[Host], arrival: Arrival) -> Host:
+    """The host with the fewest requests queued or running, the first of equals."""
+    return min(hosts, key=_num_in_flight)
+
+
+class PrefixAffinity:
+    """A shared prefix goes where it went last, so that it is found in the cache there, unless a request would have to
+    wait on that host and not on another; then that one is its new home. The rest goes by least connections."""
+
+    def __init__(self) -> None:
+        self._homes: dict[int, Host] = {}
+
+    def __call__(self, hosts: Sequence[Host], arrival: Arrival) -> Host:
+        home = self._homes.get(arrival.prefix)
+        if home is not None and home.num_in_flight < home.num_slots:
+            return home
+        freest = least_connections(hosts, arrival)
+        if home is not None and freest.num_in_flight >= freest.num_slots:
+            return home
+        if arrival.prefix:
+            self._homes[arrival.prefix] = freest
+        return freest
+
+
+BALANCES: dict[str, Callable[[], Balance]] = {
+    "least-connections": lambda: least_connections,
+    "prefix-affinity": PrefixAffinity,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a simulation came to. ``refused`` are numbers of arrivals that met a full queue."""
+
+    hosts: Sequence[Host]
+    tally: Tally
+    outcomes: Sequence[Outcome]
+    refused: Sequence[int]
+
+
+def simulate(
+    workload: Sequence[Arrival],
+    spec: HostSpec,
+    cost: CostModel,
+    num_hosts: int = 1,
+    balance: str = "least-connections",
+    leaps: bool = True,
+    progress: Callable[[int, float], None] = lambda num_done, now: None,
+) -> Run:
+    """Play a workload to its end. ``progress`` is told from time to time how many arrivals are done with, and the
+    virtual time in seconds. A request that waits for the answer to a refused one is refused with it."""
+    tally = Tally(num_hosts)
+    hosts = [Host(number, spec, cost, tally, leaps) for number in range(num_hosts)]
+    choose = BALANCES[balance]()
+    outcomes: list[Outcome] = []
+    refused: list[int] = []
+    coming = sorted((arrival.at_s, index) for index, arrival in enumerate(workload) if arrival.after is None)
+    coming.reverse()
+    released: list[tuple[float, int]] = []
+    followers: dict[int, list[int]] = {}
+    for index, arrival in enumerate(workload):
+        if arrival.after is not None:
+            followers.setdefault(arrival.after, []).append(index)
+    ends: list[tuple[float, int]] = []
+
+    while True:
+        late = bool(released) and (not coming or released[0] < coming[-1])
+        next_arrival_s = released[0][0] if late else coming[-1][0] if coming else math.inf
+        # What ends in the same moment as an arrival ends before it.
+        while ends and ends[0][0] <= next_arrival_s:
+            now, number = heapq.heappop(ends)
+            host = hosts[number]
+            if host.next_s != now:
+                continue  # its stretch was cut short, and has an entry of its own
+            for outcome in host.tick():
+                outcomes.append(outcome)
+                for follower in followers.get(outcome.number, ()):
+                    heapq.heappush(released, (now + workload[follower].at_s, follower))
+                if len(outcomes) % PROGRESS_EVERY == 0:
+                    progress(len(outcomes) + len(refused), now)
+            if host.next_s != math.inf:
+                heapq.heappush(ends, (host.next_s, number))
+            if released and released[0][0] < next_arrival_s:
+                next_arrival_s = released[0][0]
+        if next_arrival_s == math.inf:
+            return Run(hosts, tally, outcomes, refused)
+        late = bool(released) and (not coming or released[0] < coming[-1])
+        now, index = heapq.heappop(released) if late else coming.pop()
+        host = choose(hosts, workload[index])
+        before_s = host.next_s
+        if not host.offer(index, workload[index], now):
+            lost = [index]
+            while lost:
+                refused.append(lost.pop())
+                lost.extend(followers.get(refused[-1], ()))
+        elif host.next_s != before_s:
+            heapq.heappush(ends, (host.next_s, host.number))
+
+
+def _num_in_flight(host: Host) -> int:
+    return host.num_in_flight

@@ -1,0 +1,178 @@
+"""The flight recorder: a scheduler that remembers what it was told and what it decided in its last ticks.
+
+What is kept here refers to tokens, as the scheduler itself does. What leaves the process does not: see ``recording``.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from app.kv.block_table import BlockTables
+from app.kv.books import Books, capture
+from app.request import FinishReason, Request
+from app.scheduler.plan import Event, Finished, Plan, Result
+from app.scheduler.policy import SchedulerConfig
+from app.scheduler.scheduler import Scheduler
+
+Entry = tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class Recorded:
+    """One request. ``tokens`` is its own growing list until it ends, then a copy. ``num_stopped`` is how many tokens it
+    had drawn when an end token ended it; 0: none did."""
+
+    id: int
+    num_prompt: int
+    max_tokens: int
+    priority: int
+    arrival_s: float
+    use_prefix_cache: bool
+    salt: str
+    tokens: Sequence[int]
+    num_stopped: int = 0
+
+
+class Standing(NamedTuple):
+    """Where a request stood at a checkpoint. ``num_tokens`` is what it had by then, ``arrival`` its place in line."""
+
+    id: int
+    state: str
+    arrival: int
+    num_tokens: int
+    num_computed: int
+    num_cached: int
+    slot: int | None
+    num_faults: int
+
+
+class Checkpoint(NamedTuple):
+    """All that decisions depend on, before the first entry of a segment: the books of the blocks, the running requests
+    in their order, the waiting ones, and every plain number that the scheduler keeps, by its name."""
+
+    books: Books
+    running: tuple[Standing, ...]
+    waiting: tuple[Standing, ...]
+    numbers: dict[str, float]
+
+
+class Segment(NamedTuple):
+    """Entries from one checkpoint to the next. An entry is its kind, then integers and moments in seconds:
+
+    ``add`` (request), ``cancel`` (id, at), ``finish`` (id, reason, num_output, at), ``reset`` (), ``plan`` (at, rows,
+    number of copies, live blocks, waiting requests), ``apply`` (at, ids that failed), ``lose`` (at). ``rows`` are four
+    integers each: request id, start, number of tokens, whether it draws.
+    """
+
+    first_tick: int
+    checkpoint: Checkpoint
+    requests: dict[int, Recorded]
+    entries: list[Entry]
+
+
+class RecordedScheduler(Scheduler):
+    """Keeps the last ``num_ticks`` ticks at least, and twice as many at most: two segments, of which the older one goes
+    when the newer is full. So the first tick that is kept always has its checkpoint.
+
+    ``segments`` may be read from any thread: it is replaced whole, entries are only ever appended.
+    """
+
+    def __init__(self, config: SchedulerConfig, tables: BlockTables, num_ticks: int) -> None:
+        super().__init__(config, tables)
+        self.config = config
+        self._ticks_kept = num_ticks
+        self._tick = 0
+        self._live: dict[int, Recorded] = {}
+        self.segments: tuple[Segment, ...] = ()
+        self._open_segment()
+
+    def add(self, request: Request) -> None:
+        super().add(request)
+        recorded = Recorded(
+            request.id,
+            request.num_prompt,
+            request.max_tokens,
+            request.priority,
+            request.arrival_s,
+            request.use_prefix_cache,
+            request.cache_salt,
+            request.tokens,
+        )
+        self._live[request.id] = self.segments[-1].requests[request.id] = recorded
+        self._note("add", request.id)
+
+    def cancel(self, request_id: int, now: float) -> list[Event]:
+        self._note("cancel", request_id, now)
+        return super().cancel(request_id, now)
+
+    def finish(self, request_id: int, reason: FinishReason, num_output: int, now: float) -> list[Event]:
+        self._note("finish", request_id, reason.value, num_output, now)
+        return super().finish(request_id, reason, num_output, now)
+
+    def reset_prefix_cache(self) -> int:
+        self._note("reset")
+        return super().reset_prefix_cache()
+
+    def plan(self, now: float) -> Plan:
+        if self._tick - self.segments[-1].first_tick >= self._ticks_kept:
+            self._open_segment()
+        plan = super().plan(now)
+        rows = array("q")
+        for row in plan.rows:
+            rows.extend((row.request_id, row.start, row.num_new, row.draws))
+        self._note("plan", now, rows, len(plan.copies), self._tables.pool.num_live, len(self._queue))
+        self._tick += 1
+        return plan
+
+    def apply(self, plan: Plan, result: Result, now: float) -> list[Event]:
+        draws, failures = result.draws, result.failures
+        failed = [
+            row.request_id
+            for row in plan.rows
+            if row.request_id in failures or (row.draws and row.request_id not in draws)
+        ]
+        self._note("apply", now, tuple(failed))
+        return super().apply(plan, result, now)
+
+    def lose_pool(self, plan: Plan, now: float) -> list[Event]:
+        self._note("lose", now)
+        return super().lose_pool(plan, now)
+
+    def _finish(self, request: Request, reason: FinishReason, num_output: int, now: float) -> Finished:
+        finished = super()._finish(request, reason, num_output, now)
+        recorded = self._live.pop(request.id)
+        # The list would hold every token as an object of its own.
+        recorded.tokens = array("q", request.tokens)
+        if finished.reason is FinishReason.STOP and request.tokens[-1] in request.end_tokens:
+            recorded.num_stopped = request.num_output
+        return finished
+
+    def _note(self, *entry: Any) -> None:
+        self.segments[-1].entries.append(entry)
+
+    def _open_segment(self) -> None:
+        numbers = {name: value for name, value in vars(self).items() if isinstance(value, int | float)}
+        waiting = [request for request in self._requests.values() if request.id not in self._running]
+        checkpoint = Checkpoint(
+            capture(self._tables),
+            tuple(_standing(request) for request in self._running.values()),
+            tuple(_standing(request) for request in waiting),
+            numbers,
+        )
+        self.segments = (*self.segments[-1:], Segment(self._tick, checkpoint, dict(self._live), []))
+
+
+def _standing(request: Request) -> Standing:
+    return Standing(
+        request.id,
+        request.state.value,
+        request.arrival,
+        len(request.tokens),
+        request.num_computed,
+        request.num_cached,
+        request.slot,
+        request.num_faults,
+    )

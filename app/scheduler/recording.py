@@ -1,0 +1,181 @@
+"""A recording outside of the process: JSON of ids, integers and moments, and nothing that could be read as text.
+
+Decisions depend on tokens only through which prompts and answers begin alike, and how far. So each distinct beginning
+gets a number in the order of its first appearance, and each token is replaced by the number of the beginning that it
+ends. Two requests have the same numbers exactly as far as they had the same tokens; what the tokens were is gone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+from app.errors import MlxcelError
+from app.kv.books import Books, Held, Keyed
+from app.scheduler.cost import Load, Sample
+from app.scheduler.policy import SchedulerConfig
+from app.scheduler.recorder import Checkpoint, Entry, Recorded, RecordedScheduler, Standing
+
+FORMAT = 1
+
+
+class BadRecording(MlxcelError):
+    """A file that is no recording, or one of another version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What was kept: entries from ``first_tick`` on, each as ``recorder.Segment`` says, and the state before them."""
+
+    first_tick: int
+    config: SchedulerConfig
+    checkpoint: Checkpoint
+    requests: dict[int, Recorded]
+    entries: list[Entry]
+
+    @property
+    def num_ticks(self) -> int:
+        return sum(1 for entry in self.entries if entry[0] == "plan")
+
+
+def rows_of(plan: Entry) -> list[tuple[int, int, int, bool]]:
+    """(request id, start, number of tokens, whether it draws) of each row of a ``plan`` entry."""
+    flat = plan[2]
+    return [(flat[i], flat[i + 1], flat[i + 2], bool(flat[i + 3])) for i in range(0, len(flat), 4)]
+
+
+def to_json(scheduler: RecordedScheduler) -> dict[str, Any]:
+    """What a scheduler remembers, without its tokens. May be called on any thread while it runs."""
+    segments = scheduler.segments
+    checkpoint, books = segments[0].checkpoint, segments[0].checkpoint.books
+    beginnings, salts = _Numbers(), _Numbers()
+    ends: list[int] = []
+    keyed = []
+    for block, parent, salt, tokens in books.keyed:
+        named = beginnings.name(tokens, 0 if parent < 0 else ends[parent])
+        ends.append(named[-1])
+        keyed.append([block, parent, salts.name([salt])[0], _runs(named)])
+    requests = {}
+    for request in chain.from_iterable(list(segment.requests.values()) for segment in segments):
+        requests[request.id] = {field.name: getattr(request, field.name) for field in fields(Recorded)} | {
+            "salt": salts.name([request.salt])[0],
+            "tokens": _runs(beginnings.name(request.tokens[:])),
+        }
+    held = [[i, salts.name([salt])[0], *rest] for i, salt, *rest in books.held]
+    entries = chain.from_iterable(segment.entries[:] for segment in segments)
+    return {
+        "format": FORMAT,
+        "first_tick": segments[0].first_tick,
+        "config": asdict(scheduler.config),
+        "books": {field.name: getattr(books, field.name) for field in fields(Books)} | {"keyed": keyed, "held": held},
+        "running": checkpoint.running,
+        "waiting": checkpoint.waiting,
+        "numbers": checkpoint.numbers,
+        "requests": list(requests.values()),
+        "entries": [
+            [list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value for value in entry]
+            for entry in entries
+        ],
+    }
+
+
+def from_json(data: dict[str, Any]) -> Recording:
+    """The inverse. Raises BadRecording."""
+    try:
+        if data["format"] != FORMAT:
+            raise BadRecording(f"the recording has format {data['format']}; this version reads {FORMAT}")
+        books = data["books"] | {
+            "keyed": tuple(
+                Keyed(block, parent, str(salt), tuple(_spelt(runs)))
+                for block, parent, salt, runs in data["books"]["keyed"]
+            ),
+            "held": tuple(
+                Held(i, str(salt), publishes, tuple(blocks), num_published, node)
+                for i, salt, publishes, blocks, num_published, node in data["books"]["held"]
+            ),
+        }
+        requests = [
+            Recorded(**(request | {"salt": str(request["salt"]), "tokens": list(_spelt(request["tokens"]))}))
+            for request in data["requests"]
+        ]
+        checkpoint = Checkpoint(
+            Books(**books),
+            tuple(Standing(*values) for values in data["running"]),
+            tuple(Standing(*values) for values in data["waiting"]),
+            data["numbers"],
+        )
+        return Recording(
+            data["first_tick"],
+            SchedulerConfig(**data["config"]),
+            checkpoint,
+            {request.id: request for request in requests},
+            [tuple(entry) for entry in data["entries"]],
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadRecording(f"not a recording of this version: {type(error).__name__}: {error}") from None
+
+
+def read(path: Path) -> Recording:
+    """Raises BadRecording."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BadRecording(f"{path} cannot be read: {error}") from None
+    return from_json(data)
+
+
+def samples(recording: Recording) -> list[Sample]:
+    """The measured ticks. One that was followed at once by another lasted until that one was planned."""
+    size = recording.checkpoint.books.block_size
+    ticks: list[tuple[Entry, float]] = []
+    for entry in recording.entries:
+        if entry[0] == "plan":
+            if ticks and _goes_on(ticks[-1][0], entry):
+                ticks[-1] = ticks[-1][0], entry[1]
+            planned = entry
+        elif entry[0] == "apply":
+            ticks.append((planned, entry[1]))
+    measured = []
+    for plan, ended_s in ticks:
+        rows = rows_of(plan)
+        load = Load(
+            sum(1 for row in rows if row[2] == 1),
+            sum(row[2] for row in rows if row[2] > 1),
+            sum(-(-(row[1] + row[2]) // size) for row in rows),
+        )
+        measured.append(Sample(load, ended_s - plan[1]))
+    return [sample for sample in measured if sample.seconds > 0]
+
+
+def _goes_on(early: Entry, late: Entry) -> bool:
+    return not {row[0] for row in rows_of(early)}.isdisjoint(row[0] for row in rows_of(late))
+
+
+class _Numbers:
+    """Numbers for beginnings, from 1 on, in the order of their first appearance."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, Any], int] = {}
+
+    def name(self, values: Iterable[Any], after: int = 0) -> list[int]:
+        """The number of each beginning of ``values``, which follow on the beginning ``after`` (0: nothing)."""
+        known = self._known
+        numbers = []
+        for value in values:
+            after = known.setdefault((after, value), len(known) + 1)
+            numbers.append(after)
+        return numbers
+
+
+def _runs(numbers: Sequence[int]) -> list[int]:
+    """Consecutive numbers as first, count, first, count, ..."""
+    starts = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(numbers)) if b != a + 1), len(numbers)]
+    return [value for i, j in pairwise(starts) if i < j for value in (numbers[i], j - i)]
+
+
+def _spelt(runs: Sequence[int]) -> Iterator[int]:
+    return chain.from_iterable(range(first, first + count) for first, count in zip(runs[::2], runs[1::2], strict=True))
