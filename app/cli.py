@@ -11,13 +11,15 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from app import logs
-from app.errors import StartError
+from app import logs, replay, simulate
+from app.errors import MlxcelError, StartError
 from app.serve import leave, serve
 from app.setting_types import nearest
 from app.settings import Settings, flags_of, load
 
 EXIT_START = 1
+# Commands that need no model and read no variables.
+TOOLS = {"simulate": simulate, "replay": replay}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -34,28 +36,29 @@ def entry() -> NoReturn:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. ``argv`` defaults to the process's own."""
-    parser, commands = _build_parsers()
+    parser = _build_parser()
     try:
         arguments, unknown = parser.parse_known_args(argv)
         if unknown:
             known = [flag for field in Settings.model_fields for flag in flags_of(field)]
-            raise StartError(
-                f"{unknown[0]} is not a known flag{nearest(unknown[0], known)}; see {commands.prog} --help"
-            )
+            near = nearest(unknown[0], known) if arguments.command == "serve" else ""
+            raise StartError(f"{unknown[0]} is not a known flag{near}; see {parser.prog} {arguments.command} --help")
+        if arguments.command in TOOLS:
+            return int(TOOLS[arguments.command].run(arguments))
         flags = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields and value}
         settings = load(flags=flags)
         if arguments.check:
             _print_settings(settings)
             return 0
         return _serve(settings)
-    except StartError as error:
+    except MlxcelError as error:
         print(f"mlxcel: {error}", file=sys.stderr)
         return EXIT_START
     except KeyboardInterrupt:
         return 0
 
 
-def _build_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+def _build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="mlxcel", description="OpenAI-compatible inference server on MLX.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     command = commands.add_parser(
@@ -71,7 +74,10 @@ def _build_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
             alone = {"nargs": "?", "const": "true"} if field.annotation is bool else {}
             help_text = (field.description or "").replace("%", "%%")
             command.add_argument(*flags, dest=name, metavar="VALUE", help=help_text, **alone)  # type: ignore[arg-type]
-    return parser, command
+    for name, tool in TOOLS.items():
+        about = (tool.__doc__ or "").splitlines()[0]
+        tool.add_arguments(commands.add_parser(name, help=about, description=about, allow_abbrev=False))
+    return parser
 
 
 def _print_settings(settings: Settings) -> None:

@@ -17,8 +17,10 @@ from app.kv.block_table import BlockTables
 from app.kv.prefix_cache import PrefixCache
 from app.kv.sizing import size_pool
 from app.metrics import Metrics
+from app.recordings import Recordings
 from app.request import SamplingParams
 from app.scheduler.policy import SchedulerConfig
+from app.scheduler.recorder import RecordedScheduler
 from app.scheduler.scheduler import Scheduler
 from app.service import ModelCard, Service
 from app.settings import Settings
@@ -43,14 +45,16 @@ class Runtime:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._recordings = Recordings(settings.record_dir or settings.cache_dir / "recordings")
         self._worker = Worker(
             self._load,
             settings.n_parallel + settings.max_queue_depth,
             settings.tick_timeout,
             lambda kind, seconds: self.metrics.observe_tick(kind, seconds),
             settings.queue_timeout,
+            self._recordings.dump,
         )
-        self.service = Service(self._worker, lambda *times: self.metrics.observe_request(*times))
+        self.service = Service(self._worker, lambda *times: self.metrics.observe_request(*times), self._recordings.read)
         self.metrics = Metrics(self.service, VERSION)
         self.app: Starlette = create_app(self.service, settings, self.metrics)
         self.failed = self._worker.failed
@@ -68,6 +72,10 @@ class Runtime:
 
     async def stop(self) -> None:
         await self._worker.stop(STOP_S)
+
+    def record(self) -> None:
+        """Write the last ticks to a file."""
+        self._recordings.dump("asked")
 
     def _load(self) -> tuple[Engine, Scheduler]:
         """Runs on the engine thread, which alone may import MLX: the BLAS has to be there before it."""
@@ -125,7 +133,11 @@ class Runtime:
             enable_preemption=settings.enable_preemption,
             preemption_policy=settings.preemption_policy,
         )
-        return Scheduler(config, BlockTables(pool, cache, block_size))
+        tables = BlockTables(pool, cache, block_size)
+        if not settings.record_ticks:
+            return Scheduler(config, tables)
+        self._recordings.scheduler = RecordedScheduler(config, tables, settings.record_ticks)
+        return self._recordings.scheduler
 
     def _open(self, loaded: LoadedModel, n_ctx: int, most_tokens: int, bytes_per_block: int) -> None:
         card = ModelCard(

@@ -1,7 +1,8 @@
 """The life of the server process: embedded granian on our own event loop, every signal and exit code ours.
 
-SIGTERM drains and a second one hurries, SIGINT cancels everything and is gone within two seconds, SIGHUP, SIGUSR1 and
-SIGUSR2 do nothing, SIGQUIT writes the stack of every thread to stderr. There is one process, so nothing can outlive it.
+SIGTERM drains and a second one hurries, SIGINT cancels everything and is gone within two seconds, SIGHUP and SIGUSR2 do
+nothing, SIGUSR1 writes the last ticks to a file, SIGQUIT the stack of every thread to stderr. There is one process, so
+nothing can outlive it.
 """
 
 from __future__ import annotations
@@ -64,6 +65,9 @@ class Runtime(Protocol):
     async def stop(self) -> None:
         """Cancel everything and free the engine."""
 
+    def record(self) -> None:
+        """Write down what happened last. Called on a thread of its own."""
+
 
 class _Door:
     """The application, with a count of the requests it is answering: the process waits for their last bytes."""
@@ -124,6 +128,7 @@ async def _serve(
     faulthandler.register(signal.SIGQUIT, file=sys.__stderr__ or sys.stderr)
 
     runtime = build(settings)
+    loop.add_signal_handler(signal.SIGUSR1, loop.run_in_executor, None, runtime.record)
     door = _Door(runtime.app)
     server = _build_server(door, address, settings)
 

@@ -60,9 +60,12 @@ class ModelCard:
 class Service:
     """One model, served: text in, text out. Lives on the event loop; only encoding leaves it for a thread."""
 
-    def __init__(self, worker: Worker, observe: ObserveRequest) -> None:
+    def __init__(
+        self, worker: Worker, observe: ObserveRequest, record: Callable[[], dict[str, Any]] = dict[str, Any]
+    ) -> None:
         self._worker = worker
         self._observe = observe
+        self._record = record
         self._model: tuple[ModelCard, ChatText, Vocabulary] | None = None
         self._ids = itertools.count(1)
 
@@ -189,6 +192,10 @@ class Service:
 
     def render(self, messages: Sequence[dict[str, Any]], template: dict[str, Any]) -> str:
         return self._loaded()[1].render(messages, template)
+
+    async def recording(self) -> dict[str, Any]:
+        """The last ticks. Raises FeatureOff."""
+        return await asyncio.to_thread(self._record)
 
     async def reset_cache(self) -> None:
         """Forget every cached prefix that no request holds."""

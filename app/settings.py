@@ -133,6 +133,10 @@ class Settings(BaseSettings):
     slots: bool = Field(True, description="serve /slots; off: 501")
     metrics: bool = Field(True, description="serve /metrics; off: 501")
     drain_timeout: Seconds = Field(25.0, ge=0, description="seconds that running requests get after SIGTERM")
+    record_ticks: int = Field(2048, ge=0, description="ticks that the flight recorder keeps at least; 0: off")
+    record_dir: FilePath | None = Field(
+        None, description="folder for its recordings; unset: `recordings` in `MLXCEL_CACHE_DIR`"
+    )
     tick_timeout: Seconds = Field(600.0, gt=0, description="seconds after which a running tick counts as stuck")
     device: Annotated[Literal["auto", "gpu", "cpu"], WORD] = Field("auto", description="auto, gpu or cpu")
     weight_dtype: Annotated[Literal["auto", "float32", "float16", "bfloat16"], WORD] = Field(

@@ -13,15 +13,7 @@ from typing import Literal, Protocol
 
 from app import errands
 from app.errands import Errand, News, Refused
-from app.errors import (
-    BackendError,
-    EngineFault,
-    InvalidRequest,
-    MlxcelError,
-    Overloaded,
-    Unavailable,
-    kind_and_place,
-)
+from app.errors import BackendError, EngineFault, InvalidRequest, MlxcelError, Overloaded, Unavailable, kind_and_place
 from app.request import Request
 from app.scheduler.plan import Finished, Plan, Result
 from app.scheduler.scheduler import Scheduler
@@ -62,14 +54,16 @@ class Worker:
         tick_timeout_s: float,
         observe_tick: Callable[[Kind, float], None],
         queue_timeout_s: float | None = None,
+        dump: Callable[[str], None] = lambda why: None,
     ) -> None:
         """``load`` runs on the thread and may raise StartError. ``capacity`` is how many requests may be in flight, and
-        ``queue_timeout_s`` how long one may wait for its slot."""
+        ``queue_timeout_s`` how long one may wait for its slot. ``dump`` is called once something went wrong."""
         self._load = load
         self._capacity = capacity
         self.tick_timeout_s = tick_timeout_s
         self._queue_timeout_s = queue_timeout_s
         self._observe_tick = observe_tick
+        self._dump = dump
         self._inbox: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
         self._sinks: dict[int, Sink] = {}
         self._resets: set[asyncio.Future[None]] = set()
@@ -213,6 +207,7 @@ class Worker:
             if self.tick_age_s() > self.tick_timeout_s:
                 log.critical("the running tick has taken %.0f s, over MLXCEL_TICK_TIMEOUT", self.tick_age_s())
                 self._die()
+                await asyncio.to_thread(self._dump, "stuck")
             await asyncio.sleep(WATCH_INTERVAL_S)
 
     # ---- on the thread ----
@@ -232,6 +227,7 @@ class Worker:
             frames = "".join(traceback.format_tb(error.__traceback__))
             log.critical("the engine loop has ended: %s\n%s", kind_and_place(error), frames)
             self._call(self._die)
+            self._dump("dead")
         finally:
             self._tick_began_s = None
             engine.close()
@@ -271,6 +267,7 @@ class Worker:
         except EngineFault as fault:
             log.error("a step of %d rows failed, and the block pool with it: %s", len(plan.rows), fault)
             news = scheduler.lose_pool(plan, time.monotonic())
+            self._dump("fault")
         else:
             for request_id, why in result.failures.items():
                 log.error("request %d failed in the engine: %s", request_id, why)

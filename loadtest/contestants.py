@@ -32,7 +32,7 @@ class Contestant:
     model: str | None = None
 
 
-def ours(model: Path, rows: int, name: str = "mlxcel", **settings: str) -> Contestant:
+def ours(model: Path | str, rows: int, name: str = "mlxcel", **settings: str) -> Contestant:
     """This server with ``rows`` slots and a KV budget of 512 MiB."""
     chosen = {
         "MODEL": str(model),

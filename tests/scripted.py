@@ -119,6 +119,11 @@ class ScriptedService:
         self.asked.append((what, ask, template))
         return self.completion
 
+    async def recording(self) -> dict[str, Any]:
+        if self.refused:
+            raise self.refused
+        return {"format": 1}
+
     async def reset_cache(self) -> None:
         self.num_resets += 1
 

@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "completion": {"errors", "request", "scheduler.plan", "text", "errands", "worker"},
     "service": {"errors", "request", "scheduler.snapshot", "text", "worker", "completion"},
     "metrics": {"scheduler.snapshot", "service"},
+    "recordings": {"errors", "scheduler"},
     "api": {"errors", "request", "scheduler.snapshot", "completion", "service", "settings", "metrics"},
     "runtime": {
         "errors",
@@ -40,12 +41,16 @@ MAY_IMPORT = {
         "worker",
         "service",
         "metrics",
+        "recordings",
         "api",
         "settings",
         "engine",
     },
     "serve": {"errors", "settings"},
-    "cli": {"errors", "setting_types", "settings", "logs", "serve", "runtime"},
+    "charts": {"errors", "scheduler"},
+    "simulate": {"errors", "scheduler", "charts"},
+    "replay": {"errors", "scheduler", "charts"},
+    "cli": {"errors", "setting_types", "settings", "logs", "serve", "runtime", "simulate", "replay"},
     "__main__": {"cli"},
     "__init__": set(),
 }
@@ -57,6 +62,7 @@ ONLY_IN = {
     "transformers": "engine",
     "granian": "serve",
     "prometheus_client": "metrics",
+    "matplotlib": "charts",
 }
 FORBIDDEN_NAMES = re.compile(r"(^|_)(utils?|core|common|base|managers?|helpers?|misc)($|_)", re.IGNORECASE)
 

@@ -46,6 +46,9 @@ class Counting:
         if mode == "stuck":
             await asyncio.sleep(60)
 
+    def record(self):
+        print("recorded", flush=True)
+
     async def app(self, scope, receive, send):
         if scope["path"] == "/fail":
             self.failed.set()
@@ -177,11 +180,13 @@ def test_interrupt_and_hurry_leave_within_two_seconds(
     idle.close()
 
 
-def test_hangup_and_usr1_do_nothing(start: Callable[..., Server]) -> None:
+def test_hangup_and_usr2_do_nothing_and_usr1_records(start: Callable[..., Server]) -> None:
     server = start().wait_ready()
     server.process.send_signal(signal.SIGHUP)
+    server.process.send_signal(signal.SIGUSR2)
     server.process.send_signal(signal.SIGUSR1)
-    time.sleep(0.1)
+    assert server.process.stdout is not None
+    assert server.process.stdout.readline() == "recorded\n"
     assert "end" in read_all(server.get("/"))
 
 

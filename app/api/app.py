@@ -51,6 +51,7 @@ def routes() -> list[Route]:
         Route("/slots", endpoints.slots),
         Route("/metrics", endpoints.metrics),
         Route("/v1/config", endpoints.config),
+        Route("/v1/recording", endpoints.recording),
         Route("/v1/cache/stats", endpoints.cache_stats),
         Route("/v1/cache/reset", endpoints.cache_reset, methods=["POST"]),
         Route("/props", endpoints.props),

@@ -179,6 +179,10 @@ async def cache_reset(request: Request) -> Response:
     return _json({"status": "ok"})
 
 
+async def recording(request: Request) -> Response:
+    return _json(await _wiring(request).service.recording())
+
+
 async def config(request: Request) -> Response:
     settings = _wiring(request).settings
     rows = [{"name": name, "value": value, "source": source} for name, value, source in settings.describe()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from app.kv.books import restore
 from app.request import FinishReason, Request, State
@@ -26,11 +27,34 @@ class Difference:
         return f"tick {self.tick}: {self.at}: {self.recorded} was recorded, {self.replayed} came out"
 
 
-def replay(recording: Recording) -> Difference | None:
+class TickView(NamedTuple):
+    """One tick as it was recorded. ``num_requeued`` requests lost their place since the one before; ``outcome`` is
+    "applied", "lost" (with the pool), or "open": it had not ended."""
+
+    tick: int
+    began_s: float
+    seconds: float
+    rows: list[tuple[int, int, int, bool]]
+    live_blocks: int
+    num_waiting: int
+    num_requeued: int
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The ticks up to the first difference, if there is one."""
+
+    ticks: list[TickView]
+    difference: Difference | None = None
+
+
+def replay(recording: Recording) -> Replayed:
     """Tell the scheduler again what it was told, and compare each plan: its rows, the number of copies, the blocks held
-    and the requests waiting. None: they are all the same."""
+    and the requests waiting."""
     scheduler, requests = rebuild(recording)
-    tick, plan = recording.first_tick - 1, Plan()
+    ticks: list[TickView] = []
+    plan, num_requeued = Plan(), 0
     for entry in recording.entries:
         match entry:
             case ("add", request_id):
@@ -42,17 +66,21 @@ def replay(recording: Recording) -> Difference | None:
             case ("reset",):
                 scheduler.reset_prefix_cache()
             case ("plan", at_s, _, *recorded):
-                tick += 1
+                tick = recording.first_tick + len(ticks)
                 plan = scheduler.plan(at_s)
                 snapshot = scheduler.snapshot()
                 rows = [(row.request_id, row.start, row.num_new, row.draws) for row in plan.rows]
                 values = [len(plan.copies), snapshot.pool.live, snapshot.num_queued]
                 names = ("copies of blocks", "blocks held", "requests waiting")
                 if rows != rows_of(entry):
-                    return _difference_of_rows(tick, rows_of(entry), rows)
+                    return Replayed(ticks, _difference_of_rows(tick, rows_of(entry), rows))
                 for name, ours, theirs in zip(names, values, recorded, strict=True):
                     if ours != theirs:
-                        return Difference(tick, name, theirs, ours)
+                        return Replayed(ticks, Difference(tick, name, theirs, ours))
+                before, num_requeued = num_requeued, sum(snapshot.counters.preemptions.values())
+                _, live_blocks, num_waiting = values
+                view = TickView(tick, at_s, 0.0, rows, live_blocks, num_waiting, num_requeued - before, "open")
+                ticks.append(view)
             case ("apply", at_s, failed):
                 draws = {
                     row.request_id: Draw(recording.requests[row.request_id].tokens[row.start + row.num_new])
@@ -60,9 +88,11 @@ def replay(recording: Recording) -> Difference | None:
                     if row.draws and row.request_id not in failed
                 }
                 scheduler.apply(plan, Result(draws, dict.fromkeys(failed, "as recorded")), at_s)
+                ticks[-1] = ticks[-1]._replace(seconds=at_s - ticks[-1].began_s, outcome="applied")
             case ("lose", at_s):
                 scheduler.lose_pool(plan, at_s)
-    return None
+                ticks[-1] = ticks[-1]._replace(seconds=at_s - ticks[-1].began_s, outcome="lost")
+    return Replayed(ticks)
 
 
 def rebuild(recording: Recording) -> tuple[Scheduler, dict[int, Request]]:

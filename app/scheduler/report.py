@@ -74,15 +74,14 @@ def report(run: Run, workload: Sequence[Arrival], target: Target) -> dict[str, A
     }
 
 
-def fewest_hosts(is_enough: Callable[[int], bool], most: int) -> int | None:
-    """The smallest number of hosts, up to ``most``, that is enough, where more are never worse: doubled until it is,
-    then halved between. None: ``most`` is not enough."""
-    high = 1
+def fewest_hosts(is_enough: Callable[[int], bool], least: int, most: int) -> int | None:
+    """The smallest number of hosts from ``least`` to ``most`` that is enough, where more are never worse: doubled until
+    it is, then halved between. None: ``most`` is not enough."""
+    low, high = least - 1, least
     while not is_enough(high):
         if high == most:
             return None
-        high = min(2 * high, most)
-    low = high // 2
+        low, high = high, min(2 * high, most)
     while high - low > 1:
         middle = (low + high) // 2
         if is_enough(middle):
