@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,11 +17,11 @@ from app import charts
 from app.errors import MlxcelError
 from app.scheduler import workload
 from app.scheduler.cost import PRESETS, CostModel, fit
+from app.scheduler.fake_host import HostSpec
 from app.scheduler.fleet import BALANCES, simulate
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.recording import read, samples
 from app.scheduler.report import Target, fewest_hosts, report
-from app.scheduler.simulator import HostSpec
 from app.scheduler.workload import Arrival, Lengths, Shape
 
 PROGRESS_S = 2.0
@@ -53,23 +54,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("who asks")
     load.add_argument("--trace", type=Path, metavar="FILE", help=f"CSV: {','.join(workload.COLUMNS)}")
     load.add_argument("--generate", choices=("poisson", "bursty", "multi-turn"), help="make a workload up")
-    load.add_argument("--requests", type=int, default=1000, metavar="N", help="how many; 1000")
-    load.add_argument("--rate", type=float, default=1.0, help="requests a second, on average; 1")
+    load.add_argument("--requests", type=_positive, default=1000, metavar="N", help="how many; 1000")
+    load.add_argument("--rate", type=_above_zero, default=1.0, help="requests a second, on average; 1")
     load.add_argument("--prompt", type=_lengths, default=Lengths(64, 512), metavar="A-B", help="tokens; 64-512")
     load.add_argument("--output", type=_lengths, default=Lengths(32, 128), metavar="A-B", help="tokens; 32-128")
     load.add_argument("--prefixes", type=int, default=0, metavar="N", help="how many shared texts prompts begin with")
     load.add_argument("--shared", type=int, default=512, metavar="N", help="tokens of such a text; 512")
-    load.add_argument("--burst", type=int, default=8, metavar="N", help="bursty: how many at a time; 8")
-    load.add_argument("--turns", type=int, default=4, metavar="N", help="multi-turn: requests of a conversation; 4")
+    load.add_argument("--burst", type=_positive, default=8, metavar="N", help="bursty: how many at a time; 8")
+    load.add_argument("--turns", type=_positive, default=4, metavar="N", help="multi-turn: requests a conversation; 4")
     load.add_argument("--think", type=float, default=5.0, metavar="S", help="multi-turn: seconds between them; 5")
     load.add_argument("--seed", type=int, default=1)
     host = parser.add_argument_group("who answers")
     host.add_argument("--hosts", type=_range, default=(1, 1), metavar="N|A-B", help="a number, or a range to try; 1")
     host.add_argument("--balance", choices=BALANCES, default="least-connections")
-    host.add_argument("--slots", type=int, default=4, help="rows of a host; 4")
+    host.add_argument("--slots", type=_positive, default=4, help="rows of a host; 4")
     host.add_argument("--queue-depth", type=_depth, default=32, metavar="N", help="who may wait there, or none; 32")
-    host.add_argument("--blocks", type=int, default=1024, help="blocks of its pool; 1024")
-    host.add_argument("--block-size", type=int, default=32, help="tokens a block; 32")
+    host.add_argument("--blocks", type=_positive, default=1024, help="blocks of its pool; 1024")
+    host.add_argument("--block-size", type=_positive, default=32, help="tokens a block; 32")
     host.add_argument("--chunk", type=int, metavar="N", help="prefill chunk in tokens; 2048 alone, 512 beside decode")
     host.add_argument("--watermark", type=float, default=0.01, help="share kept free at admission; 0.01")
     host.add_argument("--enable-preemption", action="store_true")
@@ -211,6 +212,20 @@ def _range(text: str) -> tuple[int, int]:
     if not 0 < low <= high:
         raise ValueError(text)
     return low, high
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _above_zero(text: str) -> float:
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise ValueError(text)
+    return number
 
 
 def _depth(text: str) -> int | None:

@@ -1,8 +1,8 @@
 """Does the simulator say what the server does? Fits the cost of a tick to some waves, predicts others, prints both.
 
-``python -m loadtest.validate_simulator``: starts the server on the embedded model, lets it record its ticks under one set of
-waves, fits the cost model to them, and predicts TTFT and tokens/s of waves with other prompts and lengths, which are then
-measured. Run nothing else meanwhile. Exit code 1 when a prediction is off by more than 15%.
+``python -m loadtest.validate_simulator``: starts the server on the embedded model, lets it record its ticks under one
+set of waves, fits the cost model to them, and predicts TTFT and tokens/s of waves with other prompts and lengths, which
+are then measured. Run nothing else meanwhile. Exit code 1 when a prediction is off by more than 15%.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 import httpx
 
 from app.scheduler.cost import CostModel, Fit, fit
+from app.scheduler.fake_host import HostSpec
 from app.scheduler.fleet import simulate
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.recording import from_json, samples
-from app.scheduler.simulator import HostSpec
 from app.scheduler.workload import Arrival
 from loadtest.contestants import Running, ours, running
 from loadtest.waves import Ask, Wave, equal_wave, mixed_wave, run_wave

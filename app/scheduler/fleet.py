@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from app.scheduler.cost import CostModel
-from app.scheduler.simulator import Host, HostSpec, Outcome
+from app.scheduler.fake_host import HostSpec
+from app.scheduler.simulator import Host, Outcome
 from app.scheduler.tally import Tally
 from app.scheduler.workload import Arrival
 

@@ -11,14 +11,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from app.errors import MlxcelError
-from app.kv.block_pool import BlockPool
-from app.kv.block_table import BlockTables
-from app.kv.prefix_cache import PrefixCache
 from app.request import Request, SamplingParams, State
 from app.scheduler.cost import CostModel, Load, load_of
-from app.scheduler.plan import Admitted, Draw, Event, Finished, Plan, Result, Row
-from app.scheduler.policy import SchedulerConfig
-from app.scheduler.scheduler import Scheduler
+from app.scheduler.fake_host import FakeEngine, HostSpec
+from app.scheduler.plan import Admitted, Event, Finished, Plan, Row
 from app.scheduler.tally import Tally
 from app.scheduler.workload import Arrival, tokens_of
 
@@ -27,31 +23,6 @@ GREEDY = SamplingParams(temperature=0.0)
 
 class Stuck(MlxcelError):
     """The scheduler has requests and plans nothing: a fault in it."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostSpec:
-    """A host as its settings would have it. ``max_queue_depth`` None: it never refuses."""
-
-    config: SchedulerConfig = field(default_factory=SchedulerConfig)
-    num_blocks: int = 1024
-    block_size: int = 32
-    prefix_cache: bool = True
-    min_prefix: int = 32
-    max_queue_depth: int | None = 32
-
-    def scheduler(self) -> tuple[Scheduler, BlockTables]:
-        pool = BlockPool(self.num_blocks)
-        cache = PrefixCache(pool, self.block_size, self.prefix_cache, self.min_prefix)
-        tables = BlockTables(pool, cache, self.block_size)
-        return Scheduler(self.config, tables), tables
-
-
-class FakeEngine:
-    """Computes nothing: the token drawn after any row is the successor of its last one."""
-
-    def step(self, plan: Plan) -> Result:
-        return Result({row.request_id: Draw(row.tokens[-1] + 1) for row in plan.rows if row.draws})
 
 
 class Outcome(NamedTuple):

@@ -1,0 +1,80 @@
+"""A recorded scheduler under a random load that uses all that can happen to it: for tests of recording and replay."""
+
+from __future__ import annotations
+
+import json
+import random
+
+from app.kv.block_pool import BlockPool
+from app.kv.block_table import BlockTables
+from app.kv.prefix_cache import PrefixCache
+from app.request import FinishReason, Request, State
+from app.scheduler.plan import Draw, Result
+from app.scheduler.policy import SchedulerConfig
+from app.scheduler.recorder import RecordedScheduler
+from app.scheduler.recording import Recording, from_json, to_json
+
+END = 9
+
+
+def recorded_scheduler(num_ticks: int = 100, num_blocks: int = 40, **config: object) -> RecordedScheduler:
+    pool = BlockPool(num_blocks)
+    tables = BlockTables(pool, PrefixCache(pool, 4, True, 1), 4)
+    return RecordedScheduler(SchedulerConfig(**config), tables, num_ticks)  # type: ignore[arg-type]
+
+
+def saved(scheduler: RecordedScheduler) -> Recording:
+    """What would be read from its file."""
+    return from_json(json.loads(json.dumps(to_json(scheduler))))
+
+
+def drive(seed: int, num_ticks: int, ticks_kept: int) -> RecordedScheduler:
+    """Prompts of two tokens that often begin alike, tight pools, priorities, salts, cancels, stops, end tokens, rows
+    that fail, pools that are lost and caches that are reset."""
+    source = random.Random(seed)
+    block_size, num_blocks = source.choice([1, 2, 4, 8]), source.randint(8, 60)
+    pool = BlockPool(num_blocks)
+    cache = PrefixCache(pool, block_size, source.random() < 0.9, source.choice([0, 1, 5]))
+    config = SchedulerConfig(
+        num_slots=source.randint(1, 5),
+        max_batch_size=5,
+        prefill_chunk=source.choice([None, 0, 3, 7]),
+        max_batch_prefill=source.randint(1, 3),
+        watermark=source.choice([0.0, 0.1]),
+        enable_preemption=source.random() < 0.5,
+    )
+    scheduler = RecordedScheduler(config, BlockTables(pool, cache, block_size), ticks_kept)
+    requests: list[Request] = []
+    now = 0.0
+    while scheduler._tick < num_ticks:
+        for _ in range(source.choice([0, 0, 1, 2])):
+            num_prompt = source.randint(1, num_blocks * block_size // 3)
+            tokens = [source.choice([1, 1, 1, 2]) for _ in range(num_prompt)]
+            request = Request(len(requests), tokens, num_prompt, source.randint(1, num_blocks * block_size // 3))
+            request.end_tokens = frozenset({END})
+            request.priority, request.arrival_s = source.choice([0, 0, 1]), now
+            request.use_prefix_cache, request.cache_salt = source.random() < 0.9, source.choice(["", "x"])
+            requests.append(request)
+            scheduler.add(request)
+        now += 0.01 * source.random()
+        alive = [request for request in requests if request.state is not State.FINISHED]
+        if alive and source.random() < 0.05:
+            scheduler.cancel(source.choice(alive).id, now)
+        elif alive and source.random() < 0.05:
+            request = source.choice(alive)
+            scheduler.finish(request.id, FinishReason.STOP, request.num_output, now)
+        if source.random() < 0.01:
+            scheduler.reset_prefix_cache()
+        if scheduler.is_idle:
+            continue
+        plan = scheduler.plan(now)
+        now += 0.05 + 0.01 * source.random()
+        chance = source.random()
+        if chance < 0.02:
+            scheduler.lose_pool(plan, now)
+            continue
+        draws = {row.request_id: Draw(source.choice([1] * 20 + [2] * 3 + [END])) for row in plan.rows if row.draws}
+        failures = {plan.rows[0].request_id: "why"} if chance < 0.05 else {}
+        scheduler.apply(plan, Result(draws, failures), now)
+    scheduler.check()
+    return scheduler
