@@ -62,10 +62,10 @@ def main() -> int:
 
 def _fit(server: Running) -> Fit:
     """Waves of every concurrency and one mixed, none of them equal to what is predicted later."""
-    for round_, level in enumerate((1, *LEVELS)):
-        run_wave(server, equal_wave(level, 100, 48, seed=100 + round_))
-        run_wave(server, equal_wave(level, 250, 24, seed=200 + round_))
-    run_wave(server, mixed_wave(16, 20, 400, 4.0, 32, seed=300))
+    for level in LEVELS:
+        run_wave(server, equal_wave(level, 100, 32, seed=100 + level))
+    run_wave(server, equal_wave(2, 300, 16, seed=200))
+    run_wave(server, mixed_wave(8, 20, 300, 2.0, 24, seed=300))
     recording = httpx.get(f"{server.url}/v1/recording", timeout=60).raise_for_status().json()
     return fit(samples(from_json(recording)))
 

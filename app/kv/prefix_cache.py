@@ -14,6 +14,7 @@ class Node:
 
     ``tokens`` has ``block_size`` entries, or fewer for the last block of a request that ended; such a block is only
     ever copied, so it has no children. The root of a salt has no block, no tokens and no parent.
+    ``openings`` are the children by first token: many may follow on one beginning, and few of them begin alike.
     """
 
     salt: str
@@ -21,6 +22,7 @@ class Node:
     tokens: tuple[int, ...] = ()
     block: int | None = None
     children: dict[tuple[int, ...], Node] = field(default_factory=dict)
+    openings: dict[int, dict[tuple[int, ...], Node]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,7 @@ class PrefixCache:
         if known is not None:
             return known
         node = parent.children[tokens] = self._nodes[block] = Node(salt, parent, tokens, block)
+        parent.openings.setdefault(tokens[0], {})[tokens] = node
         self._pool.keep(block)
         self.inserts += 1
         return node
@@ -155,6 +158,10 @@ class PrefixCache:
         parent = node.parent
         assert parent is not None
         del parent.children[node.tokens]
+        alike = parent.openings[node.tokens[0]]
+        del alike[node.tokens]
+        if not alike:
+            del parent.openings[node.tokens[0]]
         if parent.parent is None and not parent.children:
             del self._roots[parent.salt]
         num_dropped = 0
@@ -164,6 +171,7 @@ class PrefixCache:
             stack.extend(node.children.values())
             # Without their links the nodes are freed at once and one by one, not as a deep chain of cycles.
             node.children.clear()
+            node.openings.clear()
             node.parent = None
             assert node.block is not None
             del self._nodes[node.block]
@@ -174,12 +182,8 @@ class PrefixCache:
 
 def _closest(node: Node, rest: Sequence[int]) -> tuple[int | None, int]:
     """The child that shares most tokens with the start of ``rest``: (block, shared tokens), or (None, 0)."""
-    if not rest:
-        return None, 0
-    first, best, best_shared = rest[0], None, 0
-    for tokens, child in node.children.items():
-        if tokens[0] != first:
-            continue  # as nearly all are where many prompts follow on one beginning, or share nothing
+    best, best_shared = None, 0
+    for tokens, child in node.openings.get(rest[0], {}).items() if rest else ():
         num_shared = 0
         for theirs, ours in zip(tokens, rest, strict=False):
             if theirs != ours:

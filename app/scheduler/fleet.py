@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
 from app.scheduler.cost import CostModel
@@ -25,7 +26,7 @@ class Balance(Protocol):
 
 def least_connections(hosts: Sequence[Host], arrival: Arrival) -> Host:
     """The host with the fewest requests queued or running, the first of equals."""
-    return min(hosts, key=_num_in_flight)
+    return min(hosts, key=attrgetter("num_in_flight"))
 
 
 class PrefixAffinity:
@@ -120,7 +121,3 @@ def simulate(
                 lost.extend(followers.get(refused[-1], ()))
         elif host.next_s != before_s:
             heapq.heappush(ends, (host.next_s, host.number))
-
-
-def _num_in_flight(host: Host) -> int:
-    return host.num_in_flight

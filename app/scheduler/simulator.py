@@ -73,6 +73,7 @@ class Host:
         self.number = number
         self.tally = tally
         self.num_ticks = 0
+        self.num_in_flight = 0  # queued or running
         self.scheduler, self.tables = spec.scheduler()
         self._spec = spec
         self._cost = cost
@@ -84,11 +85,6 @@ class Host:
         self._last_rows: set[int] = set()
         capacity = spec.max_queue_depth
         self._capacity = math.inf if capacity is None else capacity + spec.config.num_slots
-
-    @property
-    def num_in_flight(self) -> int:
-        """Requests that are queued or running."""
-        return len(self._courses)
 
     @property
     def num_slots(self) -> int:
@@ -117,6 +113,7 @@ class Host:
         if stretch is not None and len(stretch.ends_s) > 1 and self._may_join(stretch):
             del stretch.ends_s[bisect_right(stretch.ends_s, now) + 1 :]
         self._courses[index] = _Course(request)
+        self.num_in_flight += 1
         self._inbox.append(request)
         if stretch is None:
             self._begin(now)
@@ -159,14 +156,15 @@ class Host:
         self._last_rows = rows
 
     def _all_decode(self, plan: Plan) -> bool:
-        return not plan.copies and all(
-            row.num_new == 1 and self._courses[row.request_id].request.state is State.DECODING for row in plan.rows
-        )
+        courses, decoding = self._courses, State.DECODING
+        if plan.copies or plan.rows[-1].num_new > 1:  # chunks stand last
+            return False
+        return all(courses[row.request_id].request.state is decoding for row in plan.rows)
 
     def _stretch_out(self, stretch: _Stretch, load: Load) -> None:
         """Add the ticks that follow for certain, as long as nobody new comes."""
         rows = stretch.plan.rows
-        num_ticks = min(self._num_left(row) for row in rows)
+        num_ticks = min([self._num_left(row) for row in rows])
         crossings: dict[int, list[Row]] = {}
         size = self._spec.block_size
         for row in rows:
@@ -241,6 +239,7 @@ class Host:
             elif isinstance(event, Finished):
                 ended.append(self._outcome(event, course))
                 del self._courses[event.request_id]
+                self.num_in_flight -= 1
             else:
                 course.last_s = event.at_s
                 if course.first_s is None:
