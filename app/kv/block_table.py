@@ -100,14 +100,17 @@ class BlockTables:
         copies = () if match.source is None else ((match.source, blocks[num_shared]),)
         return Admission(match.num_tokens, copies)
 
+    def num_missing(self, request_id: int, num_tokens: int) -> int:
+        """How many more blocks the request's table needs to cover ``num_tokens`` tokens."""
+        return self.blocks_for(num_tokens) - len(self._tables[request_id].blocks)
+
     def grow(self, request_id: int, num_tokens: int) -> None:
         """Take blocks until the table covers ``num_tokens`` tokens.
 
         Raises:
             OutOfBlocks: not enough are free; nothing was taken.
         """
-        blocks = self._tables[request_id].blocks
-        num_missing = self.blocks_for(num_tokens) - len(blocks)
+        blocks, num_missing = self._tables[request_id].blocks, self.num_missing(request_id, num_tokens)
         if num_missing > self.pool.num_free:
             raise OutOfBlocks(num_missing, self.pool.num_free)
         for _ in range(num_missing):
