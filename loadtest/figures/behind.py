@@ -25,7 +25,7 @@ class Sizes:
     num_alone: int = 5
 
 
-SMALL = Sizes(num_long=2500, num_alone=2)
+SMALL = Sizes(num_long=600, num_alone=2)
 
 
 def measure(folder: Path, small: bool) -> Figure:

@@ -28,7 +28,7 @@ class Sizes:
     before_s: float = 2.0
 
 
-SMALL = Sizes(num_streams=2, num_prompt=2500)
+SMALL = Sizes(chunks=(128, 512), num_streams=2, num_prompt=600)
 
 
 def measure(folder: Path, small: bool) -> Figure:
@@ -36,7 +36,7 @@ def measure(folder: Path, small: bool) -> Figure:
     rows: list[tuple[Cell, ...]] = []
     for chunk in sizes.chunks:
         with serving("chunk", folder, sizes.num_streams + 1, PREFILL_CHUNK=str(chunk)) as server:
-            rows.append((chunk, *asyncio.run(_run(server, sizes)), *ELSEWHERE[chunk]))
+            rows.append((chunk, *asyncio.run(_run(server, sizes)), *ELSEWHERE.get(chunk, (None, None))))
     return Figure(
         "chunk",
         f"{sizes.num_streams} live streams while a prompt of {sizes.num_prompt} tokens is admitted",

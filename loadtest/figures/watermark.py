@@ -14,7 +14,7 @@ import httpx
 
 from loadtest.contestants import Running
 from loadtest.figures.figure import Cell, Figure
-from loadtest.figures.served import cache_stats, client, serving, totals
+from loadtest.figures.served import client, serving, totals
 from loadtest.waves import random_words
 
 TOKEN_BYTES = 30 * 3 * (64 + 64) * 4  # K and V of the embedded model in float32
@@ -36,14 +36,22 @@ COLUMNS = (
 @dataclass(frozen=True)
 class Sizes:
     grid: tuple[float, ...] = (0, 0.01, 0.02, 0.05, 0.10, 0.15)
-    num_chats: int = 3
+    num_words: tuple[int, ...] = (20, 60, 10)  # of a question, chat by chat
     num_turns: int = 3
-    num_new: int = 80
-    num_budget: int = 832  # tokens
+    num_new: int = 56
+    num_blocks: int = 37
     block_size: int = 16
 
+    @property
+    def num_chats(self) -> int:
+        return len(self.num_words)
 
-SMALL = Sizes(grid=(0, 0.10), num_new=48, num_budget=560)
+    @property
+    def budget_bytes(self) -> int:
+        return self.num_blocks * self.block_size * TOKEN_BYTES
+
+
+SMALL = Sizes(grid=(0, 0.10), num_turns=2, num_new=40, num_blocks=32)
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,6 @@ class Run:
     evicted: int
     turns: int
     num_tokens: int
-    num_blocks: int
     wall_s: float
 
 
@@ -80,8 +87,8 @@ def measure(folder: Path, small: bool) -> Figure:
         COLUMNS,
         rows,
         (
-            f"The pool has {last.num_blocks} blocks of {sizes.block_size} tokens,"
-            f" {last.num_blocks * sizes.block_size} tokens; at their ends the chats hold {last.num_tokens} together.",
+            f"The pool has {sizes.num_blocks} blocks of {sizes.block_size} tokens,"
+            f" {sizes.num_blocks * sizes.block_size} in all; at their ends the chats have {last.num_tokens} together.",
             "Victims are counted, by cause. Passes are not: one that takes two victims counts two, and one that finds"
             " room by evicting prefix keys counts none; keys are also evicted at admission.",
         ),
@@ -92,7 +99,7 @@ def measure(folder: Path, small: bool) -> Figure:
 def _measure(folder: Path, sizes: Sizes, watermark: float) -> Run:
     settings = {
         "WEIGHT_DTYPE": "float32",
-        "KV_CACHE_BUDGET": str(sizes.num_budget * TOKEN_BYTES),
+        "KV_CACHE_BUDGET": str(sizes.budget_bytes),
         "KV_BLOCK_SIZE": str(sizes.block_size),
         "KV_ADMISSION_WATERMARK": str(watermark),
     }
@@ -105,25 +112,23 @@ def _measure(folder: Path, sizes: Sizes, watermark: float) -> Run:
 async def _run(server: Running, sizes: Sizes) -> Run:
     async with client(server) as http:
         began_s = time.perf_counter()
-        ends = await asyncio.gather(*(_chat(http, server.model, sizes, chat) for chat in range(sizes.num_chats)))
+        ends = await asyncio.gather(
+            *(_chat(http, server.model, sizes, seed, n) for seed, n in enumerate(sizes.num_words))
+        )
         wall_s = time.perf_counter() - began_s
         exposition = (await http.get("/metrics")).text
-        num_blocks = (await cache_stats(http))["paged_block_budget"]
     victims = totals(exposition, "mlxcel_batch_preemptions_total")
     evicted = totals(exposition, "mlxcel_prompt_cache_evictions_total")["lru"]
-    return Run(victims, evicted, sum(end[0] for end in ends), sum(end[1] for end in ends), num_blocks, wall_s)
+    return Run(victims, evicted, sum(end[0] for end in ends), sum(end[1] for end in ends), wall_s)
 
 
-async def _chat(http: httpx.AsyncClient, model: str, sizes: Sizes, chat: int) -> tuple[int, int]:
-    """One chat to its end, each answer part of the next prompt: turns that got their whole answer, tokens at the end.
-
-    Questions differ in length, so that the chats do not go in step.
-    """
-    source = random.Random(chat)
+async def _chat(http: httpx.AsyncClient, model: str, sizes: Sizes, seed: int, num_words: int) -> tuple[int, int]:
+    """One chat, each answer part of the next prompt: how many turns got their whole answer, tokens at the end."""
+    source = random.Random(seed)
     messages: list[dict[str, Any]] = []
     num_whole = num_tokens = 0
     for _ in range(sizes.num_turns):
-        messages.append({"role": "user", "content": random_words(source, 10 + 8 * chat)})
+        messages.append({"role": "user", "content": random_words(source, num_words)})
         body = {"model": model, "messages": messages, "max_tokens": sizes.num_new, "temperature": 0, "ignore_eos": True}
         response = await http.post("/v1/chat/completions", json=body)
         if response.status_code != 200:
