@@ -19,6 +19,7 @@ def row(arrival: int, num_output: int, priority: int = 0) -> Request:
 )
 def test_chunk_tokens(setting, num_decoding, tokens):
     assert policy.chunk_tokens(setting, num_decoding) == tokens
+    assert policy.chunk_tokens(setting, num_decoding, 2) == (512 if setting is None else setting)
 
 
 @pytest.mark.parametrize(

@@ -177,9 +177,7 @@ class Scheduler:
         return observe(self._seats.views(), len(self._seats.running), len(self._queue), self._counters, self._tables)
 
     def check(self) -> None:
-        """Raises:
-        Inconsistent: the books of blocks and prefix keys do not add up.
-        """
+        """Raises Inconsistent where the books of blocks and prefix keys do not add up."""
         self._tables.check()
 
     def _grown_pool(self) -> int:
@@ -217,7 +215,8 @@ class Scheduler:
             Number of tokens by request, and the copies (source block, target block) of the new admissions.
         """
         config, num_decoding = self._config, len(self._seats.decoding)
-        chunk = policy.chunk_tokens(config.prefill_chunk, num_decoding)
+        num_prompts = len(self._seats.parked) + (0 if self._seats.is_full else len(self._queue))
+        chunk = policy.chunk_tokens(config.prefill_chunk, num_decoding, num_prompts)
         if num_decoding and chunk:
             due = self._pace.chunk(chunk)
             self._pace.hold_back(not due and (bool(self._seats.parked) or self._queue.peek() is not None))
