@@ -34,9 +34,9 @@ class Row(NamedTuple):
     @classmethod
     def of(cls, request: Request, num_new: int, blocks: Sequence[int]) -> Row:
         """The next ``num_new`` tokens of a request that holds ``blocks``."""
-        start = request.num_computed
-        draws = start + num_new == len(request.tokens)
-        return cls(request.id, request.tokens, start, num_new, blocks, draws, request.num_prompt, request.sampling)
+        tokens, start = request.tokens, request.num_computed
+        draws = start + num_new == len(tokens)
+        return cls(request.id, tokens, start, num_new, blocks, draws, request.num_prompt, request.sampling)
 
 
 @dataclass(frozen=True, slots=True)

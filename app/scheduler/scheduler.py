@@ -215,11 +215,12 @@ class Scheduler:
             Number of tokens by request, and the copies (source block, target block) of the new admissions.
         """
         config, num_decoding = self._config, len(self._seats.decoding)
-        num_prompts = len(self._seats.parked) + (0 if self._seats.is_full else len(self._queue))
+        num_parked = len(self._seats.running) - num_decoding
+        num_prompts = num_parked + (0 if self._seats.is_full else len(self._queue))
         chunk = policy.chunk_tokens(config.prefill_chunk, num_decoding, num_prompts)
         if num_decoding and chunk:
             due = self._pace.chunk(chunk)
-            self._pace.hold_back(not due and (bool(self._seats.parked) or self._queue.peek() is not None))
+            self._pace.hold_back(not due and num_parked + len(self._queue) > 0)
             if not due:
                 return [], []
             chunk = due
@@ -237,7 +238,7 @@ class Scheduler:
             copies.extend(self._seats.take(head))
             if head.id in self._unannounced:
                 head.num_cached = head.num_computed
-        return self._deal(chunk, room), copies
+        return self._deal(chunk, room) if num_parked or admitted else [], copies
 
     def _deal(self, chunk: int, room: int | None, *heads: Request) -> list[tuple[Request, int]]:
         """Whose prompts are computed in a tick, and how many tokens: the parked ones and ``heads``."""
