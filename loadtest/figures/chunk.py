@@ -1,4 +1,5 @@
-"""What the chunk size trades: the pace of live streams against the first token of a long prompt beside them."""
+"""What the chunk size trades: the pace of live streams against the first token of a long prompt beside them. And what
+an ITL budget makes of it, which chooses the chunk by what it measures."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ class Sizes:
     num_streams: int = 4
     num_prompt: int = 6000
     before_s: float = 2.0
+    budget_ms: int = 400
 
 
 SMALL = Sizes(chunks=(128, 512), num_streams=2, num_prompt=600)
@@ -36,7 +38,9 @@ def measure(folder: Path, small: bool) -> Figure:
     rows: list[tuple[Cell, ...]] = []
     for chunk in sizes.chunks:
         with serving("chunk", folder, sizes.num_streams + 1, PREFILL_CHUNK=str(chunk)) as server:
-            rows.append((chunk, *asyncio.run(_run(server, sizes)), *ELSEWHERE.get(chunk, (None, None))))
+            rows.append((str(chunk), *asyncio.run(_run(server, sizes)), *ELSEWHERE.get(chunk, (None, None))))
+    with serving("chunk", folder, sizes.num_streams + 1, ITL_BUDGET_MS=str(sizes.budget_ms)) as server:
+        rows.append((f"budget of {sizes.budget_ms} ms", *asyncio.run(_run(server, sizes)), None, None))
     return Figure(
         "chunk",
         f"{sizes.num_streams} live streams while a prompt of {sizes.num_prompt} tokens is admitted",
