@@ -5,7 +5,7 @@ LOCK := env -u PIP_FIND_LINKS $(UV) pip compile --quiet --universal --generate-h
 	--no-config --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test bench format docs lock clean
+.PHONY: help serve test bench figures format docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,10 @@ test: ## set up what is missing, then lint, types and tests
 bench: ## time this server against mlx-lm's own, side by side; run nothing else meanwhile
 	@ops/setup.sh dev
 	$(PYTHON) -m loadtest.bench
+
+figures: ## measure single mechanisms, one table each; run nothing else meanwhile
+	@ops/setup.sh dev
+	$(PYTHON) -m loadtest.figures
 
 format: ## let ruff put imports and layout in order
 	@ops/setup.sh dev

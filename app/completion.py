@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from app.errands import News, Refused
-from app.errors import BackendError, MlxcelError, Unavailable, kind_and_place
+from app.errors import BackendError, MemoryShortage, MlxcelError, Unavailable, kind_and_place
 from app.request import FinishReason, Request
 from app.scheduler.plan import Admitted, Draw, Finished, Token
 from app.text.detokenizer import Detokenizer, Vocabulary
@@ -233,5 +233,6 @@ def _failure(news: News) -> MlxcelError | None:
     """The error that ends a choice, where it does not end with an answer."""
     if isinstance(news, Refused):
         return news.error
-    failed = isinstance(news, Finished) and news.reason not in (FinishReason.STOP, FinishReason.LENGTH)
-    return BackendError() if failed else None
+    if not isinstance(news, Finished) or news.reason in (FinishReason.STOP, FinishReason.LENGTH):
+        return None
+    return MemoryShortage() if news.reason is FinishReason.NO_MEMORY else BackendError()

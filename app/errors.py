@@ -54,6 +54,13 @@ class QueueTimeout(Overloaded):
         super().__init__(f"The request waited {waited_s:.0f} s for a slot. Retry later.")
 
 
+class MemoryShortage(MlxcelError):
+    """The pool has no bound and no memory to grow into, now: the request may fit later."""
+
+    def __init__(self) -> None:
+        super().__init__("There is not enough memory for the context of this request at the moment. Retry later.")
+
+
 class RateLimited(MlxcelError):
     """A key has used up what it may ask for; ``retry_after_s`` is when there will be enough again."""
 

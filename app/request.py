@@ -48,6 +48,7 @@ class FinishReason(enum.Enum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     ERROR = "error"
+    NO_MEMORY = "no_memory"
 
 
 LEGAL_MOVES: dict[State, frozenset[State]] = {

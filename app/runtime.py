@@ -116,13 +116,15 @@ class Runtime:
         log.info("%s", size.explain)
         engine = Engine(loaded, size.num_blocks, block_size)
         log.info("Model %s decode path: native batched forward", loaded.path.name)
-        self._open(loaded, n_ctx, size.num_blocks * block_size, loaded.kv_bytes_per_token * block_size)
+        most_tokens = n_ctx if settings.kv_cache_budget == "none" else size.num_blocks * block_size
+        self._open(loaded, n_ctx, most_tokens, loaded.kv_bytes_per_token * block_size)
         return engine, self._scheduler(size.num_blocks, block_size)
 
     def _scheduler(self, num_blocks: int, block_size: int) -> Scheduler:
         settings = self._settings
         pool = BlockPool(num_blocks)
-        cache = PrefixCache(pool, block_size, settings.prompt_cache, settings.prompt_cache_min_prefix)
+        ttl_s = settings.prompt_cache_ttl or None
+        cache = PrefixCache(pool, block_size, settings.prompt_cache, settings.prompt_cache_min_prefix, ttl_s)
         config = SchedulerConfig(
             num_slots=settings.n_parallel,
             max_batch_size=settings.batch_rows,
@@ -130,6 +132,9 @@ class Runtime:
             max_batch_prefill=settings.max_batch_prefill,
             max_batch_prefill_tokens=settings.max_batch_prefill_tokens,
             watermark=settings.kv_admission_watermark,
+            itl_budget_s=None if settings.itl_budget_ms is None else settings.itl_budget_ms / 1000,
+            grant_interval=settings.prefill_grant_interval,
+            grows=settings.kv_cache_budget == "none",
             enable_preemption=settings.enable_preemption,
             preemption_policy=settings.preemption_policy,
         )

@@ -32,6 +32,7 @@ class Ask:
     n: int = 1
     priority: int = 0
     use_prefix_cache: bool = True
+    cache_salt: str = ""
     ignore_eos: bool = False
     reserve: Callable[[int], None] | None = field(default=None, compare=False)
 
@@ -122,6 +123,7 @@ class Service:
                     priority=ask.priority,
                     arrival_s=arrived_s,
                     use_prefix_cache=ask.use_prefix_cache,
+                    cache_salt=ask.cache_salt,
                 )
                 requests.append(request)
                 choices.append(Choice(len(choices), request, vocabulary, ask.stop, continues))

@@ -63,7 +63,6 @@ class Settings(BaseSettings):
     model_alias: Names = Field(
         (), description="accepted names, comma list, the first is shown; `*`: any; unset: from the path"
     )
-
     adapter: FilePath | None = Field(None, description="folder of a LoRA adapter that mlx-lm has trained for the model")
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
@@ -101,6 +100,12 @@ class Settings(BaseSettings):
         validation_alias=_spellings("prefill_chunk"),
         description="tokens; 0: no chunking; unset: 2048 alone, 512 beside decode",
     )
+    prefill_grant_interval: int = Field(
+        16, ge=0, description="ticks in a row that the ITL budget may put a chunk off; 0: any number"
+    )
+    itl_budget_ms: Annotated[float | None, Field(gt=0)] = Field(
+        None, description="milliseconds a tick with decode may take: it makes chunks smaller; unset: any time"
+    )
     max_batch_prefill: int = Field(4, ge=1, description="most prompts that prefill in one tick")
     max_batch_prefill_tokens: int | None = Field(None, ge=0, description="most tokens in it; 0: no cap; unset: derived")
 
@@ -119,6 +124,7 @@ class Settings(BaseSettings):
         default_factory=lambda given: not given["no_prompt_cache"], description="share prefixes; unset: true"
     )
     prompt_cache_min_prefix: int = Field(32, ge=0, description="shortest prefix worth adopting, in tokens")
+    prompt_cache_ttl: Seconds = Field(3600.0, ge=0, description="seconds after which an unused prefix goes; 0: never")
     ctx_size: int | None = Field(
         None, ge=1, description="tokens in all, over rows if set, else slots; unset: model's window"
     )
@@ -134,9 +140,7 @@ class Settings(BaseSettings):
     metrics: bool = Field(True, description="serve /metrics; off: 501")
     drain_timeout: Seconds = Field(25.0, ge=0, description="seconds that running requests get after SIGTERM")
     record_ticks: int = Field(2048, ge=0, description="ticks that the flight recorder keeps at least; 0: off")
-    record_dir: FilePath | None = Field(
-        None, description="folder for its recordings; unset: `recordings` in `MLXCEL_CACHE_DIR`"
-    )
+    record_dir: FilePath | None = Field(None, description="its folder; unset: `recordings` in `MLXCEL_CACHE_DIR`")
     tick_timeout: Seconds = Field(600.0, gt=0, description="seconds after which a running tick counts as stuck")
     device: Annotated[Literal["auto", "gpu", "cpu"], WORD] = Field("auto", description="auto, gpu or cpu")
     weight_dtype: Annotated[Literal["auto", "float32", "float16", "bfloat16"], WORD] = Field(
@@ -173,6 +177,8 @@ class Settings(BaseSettings):
         if (self.ssl_cert_file is None) != (self.ssl_key_file is None):
             given, missing = ("CERT", "KEY") if self.ssl_cert_file else ("KEY", "CERT")
             raise ValueError(f"MLXCEL_SSL_{given}_FILE needs MLXCEL_SSL_{missing}_FILE beside it: set both or neither")
+        if self.itl_budget_ms is not None and self.prefill_chunk == 0:
+            raise ValueError("MLXCEL_ITL_BUDGET_MS needs chunks to make smaller: MLXCEL_PREFILL_CHUNK=0 has none")
         if self.sdpa_deterministic:
             raise ValueError("MLXCEL_SDPA_DETERMINISTIC=true does not exist yet: leave it unset or false")
         if self.no_prompt_cache and self.prompt_cache:

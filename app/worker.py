@@ -15,14 +15,13 @@ from app import errands
 from app.errands import Errand, News, Refused
 from app.errors import BackendError, EngineFault, InvalidRequest, MlxcelError, Overloaded, Unavailable, kind_and_place
 from app.request import Request
-from app.scheduler.plan import Finished, Plan, Result
+from app.scheduler.plan import Finished, Kind, Plan, Result
 from app.scheduler.scheduler import Scheduler
 from app.scheduler.snapshot import Snapshot
 
 log = logging.getLogger("mlxcel.worker")
 
 Status = Literal["loading", "ready", "draining", "dead"]
-Kind = Literal["decode", "prefill", "mixed"]
 WATCH_INTERVAL_S = 0.5
 CHECK_INTERVAL_S = 10.0
 
@@ -32,6 +31,10 @@ class Engine(Protocol):
 
     def step(self, plan: Plan) -> Result:
         """Compute a plan to its end. Raises EngineFault when all that the pool held is lost."""
+        ...
+
+    def resize(self, num_blocks: int) -> int:
+        """Grow the pool if memory allows; returns its number of blocks. Raises as ``step``."""
         ...
 
     def close(self) -> None: ...
@@ -259,20 +262,17 @@ class Worker:
         if self._queue_timeout_s is not None:
             self._publish(scheduler, errands.expire(scheduler, self._queue_timeout_s))
         plan = scheduler.plan(began_s)
-        if not plan.rows:
+        if not plan.rows and not plan.num_blocks:
             return
         self.snapshot = scheduler.snapshot()
         try:
-            result = engine.step(plan)
+            news = _run(engine, scheduler, plan)
         except EngineFault as fault:
             log.error("a step of %d rows failed, and the block pool with it: %s", len(plan.rows), fault)
             news = scheduler.lose_pool(plan, time.monotonic())
             self._dump("fault")
-        else:
-            for request_id, why in result.failures.items():
-                log.error("request %d failed in the engine: %s", request_id, why)
-            news = scheduler.apply(plan, result, time.monotonic())
-        self._observe_tick(_kind(plan), time.monotonic() - began_s)
+        if plan.rows:
+            self._observe_tick(plan.kind, time.monotonic() - began_s)
         self._publish(scheduler, news)
 
     def _publish(self, scheduler: Scheduler, news: Sequence[News]) -> None:
@@ -287,7 +287,10 @@ class Worker:
             log.debug("the event loop has closed")
 
 
-def _kind(plan: Plan) -> Kind:
-    singles = any(row.num_new == 1 for row in plan.rows)
-    chunks = any(row.num_new > 1 for row in plan.rows)
-    return "mixed" if singles and chunks else "decode" if singles else "prefill"
+def _run(engine: Engine, scheduler: Scheduler, plan: Plan) -> Sequence[News]:
+    if plan.num_blocks:
+        return scheduler.resized(engine.resize(plan.num_blocks), time.monotonic())
+    result = engine.step(plan)
+    for request_id, why in result.failures.items():
+        log.error("request %d failed in the engine: %s", request_id, why)
+    return scheduler.apply(plan, result, time.monotonic())

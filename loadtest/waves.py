@@ -7,13 +7,13 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import httpx
-import orjson
 
 from loadtest.contestants import Running
+from loadtest.stream import Stream
 
 END_TOKENS = {"0": -100, "2": -100}
 WORDS = ("river", "stone", "window", "garden", "market", "engine", "letter", "winter", "bridge", "candle", "forest")
@@ -51,18 +51,23 @@ class Wave:
 
     def ttft_s(self, share: float) -> float:
         """The TTFT that ``share`` of the requests did not exceed, from the raw values."""
-        ranked = sorted(outcome.ttft_s for outcome in self.outcomes)
-        return ranked[math.ceil(share * len(ranked)) - 1]
+        return percentile([outcome.ttft_s for outcome in self.outcomes], share)
 
     @property
     def itl_s(self) -> float:
         return statistics.mean(outcome.itl_s for outcome in self.outcomes)
 
 
+def percentile(values: Iterable[float], share: float) -> float:
+    """The value that ``share`` of the values do not exceed (nearest rank)."""
+    ranked = sorted(values)
+    return ranked[max(math.ceil(share * len(ranked)), 1) - 1]
+
+
 def equal_wave(num_requests: int, num_prompt: int, num_new: int, seed: int) -> list[Ask]:
     """Requests that come at once, with prompts of about ``num_prompt`` tokens that share no beginning."""
     source = random.Random(seed)
-    return [Ask(0.0, _prompt(source, num_prompt), num_new) for _ in range(num_requests)]
+    return [Ask(0.0, random_words(source, num_prompt), num_new) for _ in range(num_requests)]
 
 
 def mixed_wave(num_requests: int, shortest: int, longest: int, over_s: float, num_new: int, seed: int) -> list[Ask]:
@@ -71,10 +76,10 @@ def mixed_wave(num_requests: int, shortest: int, longest: int, over_s: float, nu
     step = (longest - shortest) / max(num_requests - 1, 1)
     lengths = [int(shortest + i * step) for i in range(num_requests)]
     source.shuffle(lengths)
-    return [Ask(i * over_s / num_requests, _prompt(source, n), num_new) for i, n in enumerate(lengths)]
+    return [Ask(i * over_s / num_requests, random_words(source, n), num_new) for i, n in enumerate(lengths)]
 
 
-def _prompt(source: random.Random, num_tokens: int) -> str:
+def random_words(source: random.Random, num_tokens: int) -> str:
     """About one token a word."""
     return " ".join(source.choice(WORDS) for _ in range(max(num_tokens, 1)))
 
@@ -99,30 +104,6 @@ async def _run(server: Running, asks: Sequence[Ask]) -> Wave:
 
 async def _send(http: httpx.AsyncClient, model: str, ask: Ask, began_s: float) -> Outcome:
     await asyncio.sleep(max(0.0, began_s + ask.at_s - time.perf_counter()))
-    body = {
-        "model": model,
-        "prompt": ask.prompt,
-        "max_tokens": ask.max_tokens,
-        "temperature": 0,
-        "logit_bias": END_TOKENS,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    sent_s = time.perf_counter()
-    first_s = last_s = 0.0
-    num_tokens = 0
-    async with http.stream("POST", "/v1/completions", json=body) as response:
-        if response.status_code != 200:
-            raise RuntimeError(f"{response.status_code}: {(await response.aread())[:200]!r}")
-        async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = orjson.loads(line[6:])
-            if any(choice.get("text") for choice in event.get("choices", ())):
-                last_s = time.perf_counter() - sent_s
-                first_s = first_s or last_s
-            if event.get("usage"):
-                num_tokens = event["usage"]["completion_tokens"]
-    if num_tokens != ask.max_tokens:
-        raise RuntimeError(f"{num_tokens} tokens came instead of {ask.max_tokens}")
-    return Outcome(sent_s - began_s, first_s, last_s, num_tokens)
+    stream = Stream()
+    await stream.run(http, model, ask.prompt, ask.max_tokens, logit_bias=END_TOKENS)
+    return Outcome(stream.sent_s - began_s, stream.ttft_s, stream.end_s, stream.num_tokens)

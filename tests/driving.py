@@ -48,6 +48,8 @@ def run(
             scheduler.add(request)
         leave(tick, scheduler)
         plan = scheduler.plan(float(tick))
+        if plan.num_blocks:
+            scheduler.resized(engine.resize(plan.num_blocks), float(tick))
         if plan.rows:
             events = scheduler.apply(plan, engine.step(plan), float(tick))
             ended |= {event.request_id for event in events if isinstance(event, Finished)}

@@ -27,6 +27,7 @@ class PlayedEngine:
         self.play = play
         self.failures: list[BaseException] = []
         self.results: list[Result] = []
+        self.may_grow = True
         self.plans: list[Plan] = []
         self.entered = threading.Event()
         self.closed = threading.Event()
@@ -44,6 +45,9 @@ class PlayedEngine:
         if self.results:
             return self.results.pop(0)
         return Result({row.request_id: self._draw(row) for row in plan.rows if row.draws})
+
+    def resize(self, num_blocks: int) -> int:
+        return num_blocks if self.may_grow else 0
 
     def close(self) -> None:
         self.closed.set()

@@ -30,11 +30,11 @@ def saved(scheduler: RecordedScheduler) -> Recording:
 
 def drive(seed: int, num_ticks: int, ticks_kept: int) -> RecordedScheduler:
     """Prompts of two tokens that often begin alike, tight pools, priorities, salts, cancels, stops, end tokens, rows
-    that fail, pools that are lost and caches that are reset."""
+    that fail, an ITL budget, prefixes that expire, pools that grow or are lost, and caches that are reset."""
     source = random.Random(seed)
     block_size, num_blocks = source.choice([1, 2, 4, 8]), source.randint(8, 60)
     pool = BlockPool(num_blocks)
-    cache = PrefixCache(pool, block_size, source.random() < 0.9, source.choice([0, 1, 5]))
+    cache = PrefixCache(pool, block_size, source.random() < 0.9, source.choice([0, 1, 5]), source.choice([None, 0.7]))
     config = SchedulerConfig(
         num_slots=source.randint(1, 5),
         max_batch_size=5,
@@ -42,6 +42,9 @@ def drive(seed: int, num_ticks: int, ticks_kept: int) -> RecordedScheduler:
         max_batch_prefill=source.randint(1, 3),
         watermark=source.choice([0.0, 0.1]),
         enable_preemption=source.random() < 0.5,
+        itl_budget_s=source.choice([None, 0.054]),
+        grant_interval=3,
+        grows=source.random() < 0.2,
     )
     scheduler = RecordedScheduler(config, BlockTables(pool, cache, block_size), ticks_kept)
     requests: list[Request] = []
@@ -69,6 +72,9 @@ def drive(seed: int, num_ticks: int, ticks_kept: int) -> RecordedScheduler:
             continue
         plan = scheduler.plan(now)
         now += 0.05 + 0.01 * source.random()
+        if plan.num_blocks:
+            scheduler.resized(plan.num_blocks if source.random() < 0.5 else scheduler._tables.num_blocks, now)
+            continue
         chance = source.random()
         if chance < 0.02:
             scheduler.lose_pool(plan, now)

@@ -102,3 +102,29 @@ def test_check_notices_tables_and_keys_that_differ_from_the_books(tables, keyed)
     pool.check([[0], [1]], [0])
     with pytest.raises(Inconsistent):
         pool.check(tables, keyed)
+
+
+def test_what_is_unused_is_told_by_the_clock_of_the_last_use():
+    pool = BlockPool(3)
+    blocks = [pool.take() for _ in range(3)]
+    for now_s, block in enumerate(blocks):
+        pool.keep(block)
+        pool.now_s = float(now_s)
+        pool.release(block)
+    assert pool.unused_since(0.0) == []
+    assert pool.unused_since(1.5) == blocks[:2]
+    pool.now_s = 9.0
+    pool.touch(blocks[0])
+    assert pool.unused_since(5.0) == blocks[1:]
+    pool.share(blocks[1])
+    assert pool.unused_since(99.0) == [blocks[2], blocks[0]]
+
+
+def test_a_pool_grows_by_blank_blocks():
+    pool = BlockPool(1)
+    first = pool.take()
+    pool.extend(3)
+    pool.extend(2)
+    assert (pool.num_blocks, pool.num_free) == (3, 2)
+    assert {pool.take(), pool.take()} == {1, 2}
+    pool.check([[first], [1], [2]], [])

@@ -239,6 +239,52 @@ def test_a_second_turn_adopts_the_first(server: ServerProcess) -> None:
     assert text_of(cold) == text_of(second)
 
 
+def test_each_turn_of_a_long_chat_prefills_only_what_is_new(server: ServerProcess) -> None:
+    turns: list[dict[str, Any]] = []
+    known = 0
+    for turn in range(10):
+        turns.append({"role": "user", "content": f"Question {turn}: what is {turn} and {turn + 2}?"})
+        usage = answer(server, CHAT, {"messages": turns, "temperature": 0, "max_tokens": 12})
+        cached = usage["usage"]["prompt_tokens_details"]["cached_tokens"]
+        if turn:
+            # All of the turn before but the token that ended it, which was drawn and never computed.
+            assert cached >= known - 2, f"turn {turn}"
+        known = usage["usage"]["total_tokens"]
+        turns.append({"role": "assistant", "content": text_of(usage)})
+
+
+def test_a_salt_keeps_a_prefix_to_those_who_have_it(server: ServerProcess) -> None:
+    def num_cached(**fields: Any) -> int:
+        body = {"prompt": "Tenants do not see what others asked. " * 12, "max_tokens": 1, **fields}
+        return int(answer(server, TEXT, body)["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert num_cached(cache_salt="a") == 0
+    assert num_cached(cache_salt="a") > 60
+    assert num_cached(cache_salt="b") == 0
+    assert num_cached() == 0
+    response = server.post(TEXT, {"prompt": "a", "max_tokens": 1, "cache_salt": "x" * 257})
+    assert response.status_code == 400
+    assert "cache_salt" in response.json()["error"]["message"]
+
+
+def test_a_pool_without_budget_starts_small_and_grows(tmp_path: Path, model_dir: Path) -> None:
+    settings = {"KV_CACHE_BUDGET": "none", "CTX_SIZE": "2048", "N_PARALLEL": "4"}
+    with serving(tmp_path, MODEL=str(model_dir), **settings) as own:
+
+        def allocated() -> int:
+            return int(own.http.get("/v1/cache/stats").json()["paged_blocks_allocated"])
+
+        assert allocated() == 8  # 512 tokens
+        body = {"max_tokens": 20, "ignore_eos": True, "temperature": 0}
+        with ThreadPoolExecutor(4) as pool:
+            prompts = [f"Story {i}: " + "the quick brown fox " * 80 for i in range(4)]
+            answers = list(pool.map(lambda prompt: answer(own, TEXT, body | {"prompt": prompt}), prompts))
+        assert [each["usage"]["completion_tokens"] for each in answers] == [20] * 4
+        assert allocated() == 32
+        alone = answer(own, TEXT, body | {"prompt": prompts[0], "cache_prompt": False})
+        assert text_of(alone) == text_of(answers[0])
+
+
 def test_control_tokens_in_a_message_are_text(server: ServerProcess) -> None:
     def num_prompt(content: str) -> int:
         body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}

@@ -98,6 +98,15 @@ def test_requeued_and_resumed_equals_undisturbed(engine: Engine, prompts: list[l
         assert_same_tokens(got[n], *plain[n])
 
 
+def test_a_pool_that_grows_while_rows_decode(model_dir: Path, prompts: list[list[int]], plain: Plain) -> None:
+    engine = Engine(loader.load(model_dir, "auto"), 4, BLOCK_SIZE)
+    scheduler = build_scheduler(4, BLOCK_SIZE, num_slots=8, max_batch_size=8, grows=True)
+    arrivals = {3 * i: [greedy_request(i, prompt, NUM_NEW)] for i, prompt in enumerate(prompts)}
+    check(run(engine, scheduler, arrivals), plain)
+    assert scheduler.snapshot().pool.num_blocks >= 32
+    assert scheduler.snapshot().counters.preemptions == {}
+
+
 def test_a_cancel_disturbs_nobody(engine: Engine, prompts: list[list[int]], plain: Plain) -> None:
     scheduler = build_scheduler(NUM_BLOCKS, BLOCK_SIZE, prefix_cache=True, num_slots=4, prefill_chunk=64)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.request import Request
+from app.request import Request, State
 from app.scheduler import policy
 
 
@@ -19,6 +19,7 @@ def row(arrival: int, num_output: int, priority: int = 0) -> Request:
 )
 def test_chunk_tokens(setting, num_decoding, tokens):
     assert policy.chunk_tokens(setting, num_decoding) == tokens
+    assert policy.chunk_tokens(setting, num_decoding, 2) == (512 if setting is None else setting)
 
 
 @pytest.mark.parametrize(
@@ -55,21 +56,58 @@ def test_prefill_room(chunk, max_tokens, num_decoding, room):
 
 
 @pytest.mark.parametrize(
-    ("num_left", "chunk", "room", "is_first", "share"),
+    ("lefts", "chunk", "room", "shares"),
     [
-        (1000, 512, 512, True, 512),
-        (1000, 512, 100, False, 100),
-        (10, 512, 100, False, 10),
-        (10, 512, 0, False, 0),
-        (1000, 512, None, False, 512),
-        (1000, 0, 4096, False, 1000),
-        (5000, 0, 4096, False, 0),
-        (5000, 0, 4096, True, 5000),
-        (5000, 0, None, False, 5000),
+        ([1000], 512, 512, [512]),
+        ([300, 300], 512, 512, [300, 212]),
+        ([8000, 20], 512, 512, [492, 20]),
+        ([8000, 8000, 20], 512, 512, [384, 108, 20]),
+        ([8000, 8000], 512, 512, [384, 128]),
+        ([8000, 100, 28, 5000], 512, 512, [384, 100, 28, 0]),
+        ([1000, 1000, 1000], 512, None, [512, 512, 512]),
+        ([8000, 8000, 8000], 2048, 4096, [2048, 2048, 0]),
+        ([8000, 20], 1, 1, [1, 0]),
+        ([10, 20], 512, 512, [10, 20]),
+        ([], 512, 512, []),
+        ([5000, 10], 0, 4096, [5000, 0]),
+        ([1000, 5000, 10], 0, 4096, [1000, 0, 10]),
+        ([5000, 5000], 0, None, [5000, 5000]),
     ],
 )
-def test_prefill_share(num_left, chunk, room, is_first, share):
-    assert policy.prefill_share(num_left, chunk, room, is_first) == share
+def test_deal(lefts, chunk, room, shares):
+    assert policy.deal(lefts, [0] * len(lefts), chunk, room) == shares
+
+
+def test_a_lower_priority_takes_nothing_from_the_first_in_line():
+    assert policy.deal([8000, 20, 20], [1, 0, 2], 512, 512) == [492, 0, 20]
+
+
+@pytest.mark.parametrize(
+    ("chunk", "budget_s", "decode_s", "token_s", "tokens"),
+    [
+        (512, 0.1, 0.05, 0.0001, 500),
+        (512, 0.1, 0.05, 0.00001, 512),
+        (512, 0.1, 0.05, 0.01, 0),
+        (512, 0.1, 0.2, 0.0001, 0),
+        (512, 0.1, 0.05, 0.0, 512),
+        (8, 0.1, 0.05, 0.001, 8),
+        (8, 0.1, 0.05, 0.02, 0),
+    ],
+)
+def test_affordable_chunk(chunk, budget_s, decode_s, token_s, tokens):
+    assert policy.affordable_chunk(chunk, budget_s, decode_s, token_s) == tokens
+
+
+@pytest.mark.parametrize(
+    ("num_held_back", "interval", "granted"), [(15, 16, False), (16, 16, True), (99, 0, False), (0, 1, False)]
+)
+def test_is_granted(num_held_back, interval, granted):
+    assert policy.is_granted(num_held_back, interval) is granted
+
+
+@pytest.mark.parametrize(("num_blocks", "num_needed", "size"), [(8, 8, 8), (8, 9, 16), (8, 33, 64), (1, 0, 1)])
+def test_doubled_pool(num_blocks, num_needed, size):
+    assert policy.doubled_pool(num_blocks, num_needed) == size
 
 
 @pytest.mark.parametrize(
@@ -94,6 +132,21 @@ def test_place_is_by_priority_then_arrival():
     assert [each.arrival for each in sorted(rows, key=policy.place)] == [1, 2, 0, 3]
 
 
+def test_waiting_makes_up_for_priority():
+    def at(arrival_s, priority):
+        request = row(int(arrival_s), 0, priority)
+        request.arrival_s = arrival_s
+        return request
+
+    ahead, behind = at(0.0, 0), at(50.0, 1)
+    assert min([ahead, behind], key=policy.place) is behind
+    assert min([ahead, at(60.0, 1)], key=policy.place) is ahead
+    # However high a priority, and however low: no more than twenty minutes.
+    assert min([at(0.0, -(2**31)), at(1200.0, 2**31 - 1)], key=policy.place).priority < 0
+    assert min([at(0.0, -(2**31)), at(1190.0, 2**31 - 1)], key=policy.place).priority > 0
+    assert min([at(0.0, 2**31 - 2), at(0.0, 2**31 - 1)], key=policy.place).priority == 2**31 - 1
+
+
 @pytest.mark.parametrize(
     ("rows", "victim"),
     [
@@ -107,10 +160,22 @@ def test_reclaim_takes_the_least_progressed_and_the_latest_of_equals(rows, victi
     assert policy.reclaim_victim(rows).arrival == victim
 
 
+def test_reclaim_takes_a_parked_prompt_before_any_that_decodes():
+    rows = [row(0, 1), row(1, 9)]
+    rows[0].state, rows[1].state = State.DECODING, State.PREFILLING
+    assert policy.reclaim_victim(rows).arrival == 1
+
+
 def test_only_a_strictly_lower_priority_is_preempted():
     rows = [row(0, 1, priority=0), row(1, 1, priority=1), row(2, 1, priority=2)]
-    assert [each.arrival for each in policy.preemptible(rows, 1)] == [0]
-    assert policy.preemptible(rows, 0) == []
+    assert [each.arrival for each in policy.preemptible(rows, row(3, 0, priority=1))] == [0]
+    assert policy.preemptible(rows, row(3, 0, priority=0)) == []
+
+
+def test_what_has_waited_long_enough_is_not_preempted():
+    newcomer = row(9, 0, priority=1)
+    newcomer.arrival_s = 500.0
+    assert policy.preemptible([row(0, 1)], newcomer) == []
 
 
 @pytest.mark.parametrize(

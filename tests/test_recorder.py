@@ -73,8 +73,8 @@ def test_blocks_that_differ_are_named() -> None:
     step(scheduler, 0.0, 1.0)
     recording = saved(scheduler)
     place = next(i for i, entry in enumerate(recording.entries) if entry[0] == "plan")
-    kind, at_s, rows, copies, live, waiting = recording.entries[place]
-    recording.entries[place] = (kind, at_s, rows, copies, live + 1, waiting)
+    *entry, live, waiting = recording.entries[place]
+    recording.entries[place] = (*entry, live + 1, waiting)
     assert str(replay(recording).difference) == f"tick 0: blocks held: {live + 1} was recorded, {live} came out"
 
 

@@ -510,3 +510,152 @@ def test_only_requests_without_any_computed_token_are_waiting():
     bench.add(1)
     assert bench.scheduler.snapshot().num_queued == 3
     assert [request.id for request in bench.scheduler.waiting()] == [2, 3]
+
+
+def test_a_short_prompt_behind_a_long_one_is_not_held_up_beside_live_decode():
+    bench = Bench(num_blocks=4000, num_slots=4)
+    bench.add(4, max_tokens=500)
+    bench.tick()
+    long, short = bench.add(8000), bench.add(20)
+    plan, events = bench.tick()
+    assert shape(plan) == [(0, 4, 1, True), (long.id, 0, 492, False), (short.id, 0, 20, True)]
+    assert Token(short.id, Draw(DRAWN), bench.now + 0.5) in events
+
+
+def test_a_long_prompt_is_not_starved_by_short_ones():
+    bench = Bench(num_blocks=4000, num_slots=8, max_batch_size=8, cached=False)
+    bench.add(4, max_tokens=500)
+    bench.tick()
+    long = bench.add(3000)
+    num_ticks = 0
+    while long.num_output == 0:
+        for _ in range(3):
+            if bench.scheduler.snapshot().num_active + bench.scheduler.snapshot().num_queued < 8:
+                bench.add(500, max_tokens=1)
+        bench.tick()
+        num_ticks += 1
+    assert num_ticks <= 3000 // 384 + 1
+
+
+def test_nobody_is_admitted_into_a_tick_that_computes_nothing_of_it():
+    bench = Bench(num_blocks=4000, num_slots=6, max_batch_size=6, prefill_chunk=8)
+    bench.add(4, max_tokens=500)
+    bench.tick()
+    for num_prompt in (100, 90, 2, 2):
+        bench.add(num_prompt)
+    for _ in range(60):
+        plan, _ = bench.tick()
+        assert {row.request_id for row in plan.rows} >= {
+            request_id for request_id, num_computed in running(bench) if num_computed == 0
+        }
+
+
+def running(bench: Bench) -> list[tuple[int, int]]:
+    return [
+        (view.request_id, view.num_prompt_computed)
+        for view in bench.scheduler.snapshot().slots
+        if view.request_id is not None
+    ]
+
+
+def test_a_chunk_is_held_back_and_granted_in_the_end():
+    # A tick takes half a second here, whatever it holds: no chunk fits beside decode.
+    bench = Bench(num_blocks=4000, itl_budget_s=0.4, grant_interval=5)
+    bench.add(20, max_tokens=500)
+    bench.tick()
+    bench.tick()
+    bench.add(30)
+    lengths = [len(bench.tick()[0].rows) for _ in range(7)]
+    assert lengths == [1] * 5 + [2, 2]
+
+
+def test_the_chunk_shrinks_into_the_budget():
+    bench = Bench(num_blocks=4000, itl_budget_s=0.8)
+    bench.scheduler.add(Request(900, [1] * 16, 16, 500))
+
+    def tick() -> int:
+        bench.now += 100.0
+        plan = bench.scheduler.plan(bench.now)
+        took_s = 0.1 + 0.002 * (plan.num_tokens - 1)
+        draws = {row.request_id: Draw(DRAWN) for row in plan.rows if row.draws}
+        bench.scheduler.apply(plan, Result(draws), bench.now + took_s)
+        return plan.num_tokens - 1
+
+    tick()
+    tick()
+    bench.add(3000)
+    sizes = [tick() for _ in range(6)]
+    assert sizes[-1] <= 350
+    assert all(300 <= size <= 350 for size in sizes[2:])
+
+
+def test_a_pool_without_bound_grows_before_anybody_loses_blocks():
+    bench = Bench(num_blocks=4, grows=True)
+    first = bench.add(8, max_tokens=100)
+    bench.tick()
+    big = bench.add(40, max_tokens=4)
+    bench.now += 1.0
+    plan = bench.scheduler.plan(bench.now)
+    assert (plan.rows, plan.num_blocks) == ((), 16)
+    assert bench.scheduler.resized(16, bench.now) == []
+    assert {row.request_id for row in bench.tick()[0].rows} == {first.id, big.id}
+    while not bench.scheduler.is_idle:
+        plan = bench.scheduler.plan(bench.now)
+        if plan.num_blocks:
+            bench.scheduler.resized(plan.num_blocks, bench.now)
+        else:
+            draws = {row.request_id: Draw(DRAWN) for row in plan.rows if row.draws}
+            bench.scheduler.apply(plan, Result(draws), bench.now)
+    assert bench.tables.num_blocks == 32
+    assert bench.scheduler.snapshot().counters.preemptions == {}
+
+
+def test_where_memory_is_short_the_pool_stays_and_is_asked_for_again_when_somebody_left():
+    bench = Bench(num_blocks=4, grows=True)
+    first = bench.add(8, max_tokens=2)
+    bench.tick()
+    big = bench.add(40, max_tokens=4)
+    assert bench.scheduler.plan(bench.now).num_blocks == 16
+    assert bench.scheduler.resized(4, bench.now) == []
+    plan, events = bench.tick()
+    assert [row.request_id for row in plan.rows] == [first.id]
+    assert isinstance(events[-1], Finished)
+    assert bench.scheduler.plan(bench.now).num_blocks == 16
+    (end,) = bench.scheduler.resized(4, bench.now)
+    assert end == Finished(big.id, FinishReason.NO_MEMORY, 0, bench.now)
+    assert bench.scheduler.is_idle
+
+
+def test_a_lone_row_that_cannot_grow_ends_when_memory_is_short():
+    bench = Bench(num_blocks=2, grows=True)
+    request = bench.add(7, max_tokens=20)
+    bench.tick()
+    bench.tick()
+    assert bench.scheduler.plan(bench.now).num_blocks == 4
+    bench.scheduler.resized(2, bench.now)
+    assert bench.scheduler.plan(bench.now).num_blocks == 4
+    (end,) = bench.scheduler.resized(2, bench.now)
+    assert end == Finished(request.id, FinishReason.NO_MEMORY, 2, bench.now)
+
+
+def test_prefixes_that_nobody_uses_expire():
+    bench = Bench()
+    bench.tables.prefix_cache._ttl_s = 10.0
+    prompt = list(range(12))
+    bench.add(prompt, max_tokens=1)
+    bench.until_idle()
+    bench.now += 8.0
+    used = bench.add([*prompt, 1], max_tokens=1)
+    bench.until_idle()
+    assert used.num_cached == 12
+    bench.now += 8.0
+    again = bench.add([*prompt, 2], max_tokens=1)
+    bench.until_idle()
+    assert again.num_cached == 12
+    bench.now += 11.0
+    late = bench.add([*prompt, 3], max_tokens=1)
+    bench.tick()
+    assert late.num_cached == 0
+    prefix = bench.scheduler.snapshot().prefix
+    assert prefix.evictions_ttl >= 3
+    assert prefix.misses["cold"] == 2

@@ -89,6 +89,7 @@ SIZES = st.fixed_dictionaries(
         "num_blocks": st.integers(2, 10),
         "cached": st.sampled_from((True, True, True, False)),
         "min_tokens": st.sampled_from((0, 0, 3)),
+        "ttl_s": st.sampled_from((None, 3.0, 20.0)),
     }
 )
 CONFIG = st.fixed_dictionaries(
@@ -101,6 +102,9 @@ CONFIG = st.fixed_dictionaries(
         "watermark": st.sampled_from((0.0, 0.01, 0.5)),
         "enable_preemption": st.booleans(),
         "preemption_policy": st.sampled_from(("longest-first", "lowest-priority")),
+        "itl_budget_s": st.sampled_from((None, None, 0.5, 5.0)),
+        "grant_interval": st.integers(1, 4),
+        "grows": st.sampled_from((False, False, True)),
     }
 )
 ARRIVAL = st.fixed_dictionaries(
@@ -125,7 +129,7 @@ class SchedulerLaws(RuleBasedStateMachine):
         block_size, num_blocks = sizes["block_size"], sizes["num_blocks"]
         self.capacity = num_blocks * block_size
         pool = PoisoningPool(num_blocks, block_size)
-        self.cache = PrefixCache(pool, block_size, sizes["cached"], sizes["min_tokens"])
+        self.cache = PrefixCache(pool, block_size, sizes["cached"], sizes["min_tokens"], sizes["ttl_s"])
         self.tables = BlockTables(pool, self.cache, block_size)
         self.engine = FakeEngine(pool, block_size)
         self.config = SchedulerConfig(**config)
@@ -149,6 +153,7 @@ class SchedulerLaws(RuleBasedStateMachine):
                 max_tokens=min(arrival["max_tokens"], self.capacity - len(prompt) + 1),
                 end_tokens=frozenset({0}) if arrival["ends"] else frozenset(),
                 priority=arrival["priority"],
+                arrival_s=self.now,
                 use_prefix_cache=arrival["cached"],
                 cache_salt=arrival["salt"],
             )
@@ -200,15 +205,36 @@ class SchedulerLaws(RuleBasedStateMachine):
         before = {request.id: len(request.tokens) for request in self.all.values()}
         was_idle = self.scheduler.is_idle
         plan = self.scheduler.plan(self.now)
+        if plan.num_blocks:
+            self.grow(plan, may_grow=failing is None)
+            return
         self.look_at(plan, was_idle)
         result = self.engine.run(plan, failing, breaks)
         if loses_pool:
             self.engine.lose_pool()
             self.record(self.scheduler.lose_pool(plan, self.now))
             return
-        self.record(self.scheduler.apply(plan, result, self.now))
+        took_s = 0.1 * len(plan.rows) + 0.2 * plan.num_tokens
+        self.record(self.scheduler.apply(plan, result, self.now + took_s))
         for request_id in result.draws:
             assert len(self.all[request_id].tokens) == before[request_id] + 1
+
+    def grow(self, plan: Plan, may_grow: bool) -> None:
+        """A pool without bound is short: memory for it is there, or not."""
+        assert self.config.grows
+        assert not plan.rows
+        assert plan.num_blocks > self.tables.num_blocks
+        if may_grow:
+            added = plan.num_blocks - self.tables.num_blocks
+            self.engine.pool.content += [[None] * self.tables.block_size for _ in range(added)]
+        num_blocks = plan.num_blocks if may_grow else self.tables.num_blocks
+        for event in self.scheduler.resized(num_blocks, self.now):
+            assert isinstance(event, Finished)
+            assert event.reason is FinishReason.NO_MEMORY
+            assert not any(request.slot is not None for request in self.live()), "only if nobody can make room"
+            self.seen.add(event.request_id)
+            self.record([event])
+        assert self.tables.num_blocks == num_blocks
 
     def look_at(self, plan: Plan, was_idle: bool) -> None:
         assert bool(plan.rows) != was_idle, "a tick with work computes something"
@@ -216,8 +242,10 @@ class SchedulerLaws(RuleBasedStateMachine):
         assert len(ids) == len(set(ids))
         assert len(plan.rows) <= min(self.config.num_slots, self.config.max_batch_size)
         newcomers = set(ids) - self.seen
-        line = sorted((r for r in self.live() if r.id not in self.seen), key=lambda r: (-r.priority, r.id))
-        assert newcomers == {r.id for r in line[: len(newcomers)]}, "nobody overtakes: by priority, then by arrival"
+        for priority in {self.all[request_id].priority for request_id in newcomers}:
+            alike = [r.id for r in self.live() if r.id not in self.seen and r.priority == priority]
+            taken = newcomers & set(alike)
+            assert taken == set(alike[: len(taken)]), "nobody overtakes within a priority"
         self.seen |= newcomers
         lengths = [row.num_new for row in plan.rows]
         assert lengths == [1] * lengths.count(1) + [n for n in lengths if n > 1]

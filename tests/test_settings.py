@@ -88,6 +88,12 @@ def test_prefill_chunk_has_three_names(name: str) -> None:
     assert load({name: "0"}).prefill_chunk == 0
 
 
+def test_an_itl_budget_needs_chunks() -> None:
+    assert load({"MLXCEL_ITL_BUDGET_MS": "80"}).itl_budget_ms == 80.0
+    assert "MLXCEL_PREFILL_CHUNK=0" in refusal({"MLXCEL_ITL_BUDGET_MS": "80", "MLXCEL_PREFILL_CHUNK": "0"})
+    assert "MLXCEL_ITL_BUDGET_MS" in refusal({"MLXCEL_ITL_BUDGET_MS": "0"})
+
+
 def test_two_names_of_one_setting_must_agree() -> None:
     both = {"MLXCEL_PREFILL_CHUNK": "64", "LLAMA_ARG_BATCH": "64"}
     assert load(both).prefill_chunk == 64

@@ -78,6 +78,8 @@ SPECS = {
     "tight, no watermark": spec_of(num_blocks=40, num_slots=6, watermark=0.0, prefill_chunk=16),
     "preempting": spec_of(num_blocks=60, num_slots=3, enable_preemption=True),
     "no cache": replace(spec_of(num_blocks=60), prefix_cache=False),
+    "forgetful": replace(spec_of(num_blocks=80), ttl_s=20.0),
+    "with an ITL budget": spec_of(num_blocks=200, itl_budget_s=1.5),
     "single tokens": spec_of(num_blocks=300, block_size=1),
 }
 

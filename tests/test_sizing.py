@@ -25,10 +25,9 @@ def size(budget, **changes):
 @pytest.mark.parametrize(
     ("budget", "changes", "num_blocks"),
     [
-        ("none", {}, 160),  # 4 x 32 blocks and a quarter
-        ("none", {"available_bytes": 30 * MIB}, 160),
+        ("none", {}, 32),  # one window to begin with
         ("none", {"num_slots": 1, "window_tokens": 64}, 8),  # 512 tokens at least
-        ("auto", {}, 160),
+        ("auto", {}, 160),  # 4 x 32 blocks and a quarter
         ("auto", {"available_bytes": 30 * MIB}, 128),  # 80% of 10 MiB in blocks of 64 KiB
         (10 * MIB, {}, 160),
         (10 * MIB - 1, {}, 159),
@@ -55,10 +54,12 @@ def test_a_pool_under_512_tokens_stops_the_start_with_the_sum(budget, changes):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("budget", ["none", 10 * MIB])
-def test_a_pool_beyond_the_memory_stops_the_start_with_the_sum(budget):
-    with pytest.raises(StartError, match=r"20.0 MiB of weights that is 30.0 MiB, and 29.0 MiB") as refusal:
-        size(budget, available_bytes=29 * MIB)
+@pytest.mark.parametrize(
+    ("budget", "available_mib", "total"), [("none", 21, "22.0 MiB, and 21.0 MiB"), (10 * MIB, 29, "30.0 MiB, and 29.0")]
+)
+def test_a_pool_beyond_the_memory_stops_the_start_with_the_sum(budget, available_mib, total):
+    with pytest.raises(StartError, match=f"20.0 MiB of weights that is {total}") as refusal:
+        size(budget, available_bytes=available_mib * MIB)
     assert "\n" not in str(refusal.value)
 
 

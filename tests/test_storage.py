@@ -1,4 +1,4 @@
-"""The block pool on the device: what cleaning a block changes."""
+"""The block pool on the device: what cleaning a block changes, and that growing changes nothing."""
 
 from __future__ import annotations
 
@@ -22,3 +22,14 @@ def test_cleaning_puts_zeros_for_what_is_no_number_in_these_blocks_only() -> Non
         assert layer.keys[4].tolist() == [1.0] * 3
         assert layer.values[6].tolist() == [0.0] * 3
         assert all(math.isnan(number) for number in layer.keys[13].tolist())
+
+
+def test_a_pool_that_grows_keeps_what_it_holds() -> None:
+    storage = PagedStorage([LayerShape(2, 3, 5, mx.float32)], num_blocks=2, block_size=4)
+    (layer,) = storage.layers
+    layer.write(mx.array([[0, 9]]), mx.full((1, 2, 3), 7.0), mx.full((1, 2, 5), 8.0))
+    before = [array.tolist() for array in storage.arrays()]
+    layer.extend(5)
+    assert [array.shape for array in storage.arrays()] == [(40, 3), (40, 5)]
+    assert [array[:16].tolist() for array in storage.arrays()] == before
+    assert not any(array[16:].any().item() for array in storage.arrays())

@@ -211,6 +211,24 @@ def test_finish_counts_the_tokens_of_the_answer_only() -> None:
     go(body())
 
 
+@pytest.mark.parametrize("may_grow", [True, False])
+def test_a_pool_without_bound_grows_or_the_request_ends(may_grow: bool) -> None:
+    async def body() -> None:
+        engine = PlayedEngine()
+        engine.may_grow = may_grow
+        async with working(engine, num_blocks=2, block_size=4, grows=True) as worker:
+            mail = Mailbox()
+            worker.submit([ask(1, num_prompt=20)], mail)
+            await until(lambda: ended(mail, 1))
+            assert mail.of(1)[-1].reason is (FinishReason.LENGTH if may_grow else FinishReason.NO_MEMORY)
+            assert worker.snapshot.pool.num_blocks == (8 if may_grow else 2)
+            worker.submit([ask(2)], mail)
+            await until(lambda: ended(mail, 2))
+            assert mail.of(2)[-1].reason is FinishReason.LENGTH
+
+    go(body())
+
+
 def test_a_failed_step_costs_nobody_anything() -> None:
     async def body() -> None:
         engine = PlayedEngine(num_steps=0)

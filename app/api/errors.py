@@ -23,6 +23,7 @@ STATUS_AND_TYPE: dict[type[errors.MlxcelError], tuple[int, str]] = {
     errors.FeatureOff: (501, "not_supported_error"),
     errors.RateLimited: (429, "rate_limit_error"),
     errors.Overloaded: (503, "overloaded"),
+    errors.MemoryShortage: (503, "overloaded"),
     errors.Unavailable: (503, "unavailable_error"),
     errors.BackendError: (500, "server_error"),
 }
@@ -70,6 +71,8 @@ def refusal(exc: Exception) -> Refusal:
             body: dict[str, Any] = {"error": {"message": str(exc), "type": kind}}
         case errors.Unauthorized():
             body = {"error": {"message": str(exc), "type": kind, "code": status}}
+        case errors.MemoryShortage():
+            body = _envelope(str(exc), kind, code="request_memory_budget_exceeded")
         case errors.InvalidRequest():
             body = _envelope(str(exc), kind, exc.param, exc.code)
         case _:

@@ -57,6 +57,7 @@ class Generation(Body):
     max_tokens: int | None = Field(None, ge=1)
     ignore_eos: bool = False
     cache_prompt: bool = True
+    cache_salt: str = Field("", max_length=256)
     priority: int = Field(0, ge=-(2**31), lt=2**31)
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
@@ -105,6 +106,7 @@ class Generation(Body):
             n=self.n,
             priority=self.priority,
             use_prefix_cache=self.cache_prompt,
+            cache_salt=self.cache_salt,
             ignore_eos=self.ignore_eos,
         )
 

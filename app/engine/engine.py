@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,12 +11,14 @@ import mlx.core as mx
 from app.engine.attention import Geometry, install_seam, layer_caches
 from app.engine.head import HeadRows
 from app.engine.kernels import on_cpu, quicken
-from app.engine.loader import LoadedModel
+from app.engine.loader import LoadedModel, free_bytes
 from app.engine.sampler import Drawing, draw_rows
 from app.engine.storage import PagedStorage
 from app.errors import EngineFault, StartError
 from app.request import SamplingParams
 from app.scheduler.plan import Draw, Plan, Result, Row
+
+log = logging.getLogger("mlxcel.engine")
 
 # Largest allowed difference between ragged and plain logits, as a part of the largest logit.
 PROBE_TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-2, mx.bfloat16: 8e-2}
@@ -100,6 +103,28 @@ class Engine:
         except Exception as error:
             raise self._fault(error) from error
         return Result(draws, failures)
+
+    def resize(self, num_blocks: int) -> int:
+        """Grow the pool to ``num_blocks`` if memory allows; returns its number of blocks then. Raises as ``step``.
+
+        Layer by layer, so that old and new are there at once for one layer only. Nothing may be in flight.
+        """
+        storage = self._storage
+        layer_bytes = storage.nbytes // len(storage.layers)
+        added_bytes = storage.nbytes // storage.num_blocks * (num_blocks - storage.num_blocks)
+        if added_bytes + layer_bytes > free_bytes():
+            log.warning("the pool stays at %d blocks: no memory for %d", storage.num_blocks, num_blocks)
+            return storage.num_blocks
+        try:
+            for layer in storage.layers:
+                layer.extend(num_blocks)
+                _evaluate([layer.keys, layer.values])
+            mx.clear_cache()
+        except Exception as error:
+            raise self._fault(error) from error
+        log.info("the pool has grown from %d to %d blocks", storage.num_blocks, num_blocks)
+        storage.num_blocks = num_blocks
+        return num_blocks
 
     def close(self) -> None:
         """Free weights and pool. The engine cannot be used afterwards."""

@@ -102,6 +102,11 @@ def memory_bytes(weight_bytes: int) -> int:
     return system_memory_bytes() + weight_bytes
 
 
+def free_bytes() -> int:
+    """What the pool may still take now."""
+    return system_memory_bytes() if on_cpu() else max(memory_bytes(0) - mx.get_active_memory(), 0)
+
+
 def model_directory(model: str, cache_dir: Path, offline: bool) -> Path:
     """Where the model named by MLXCEL_MODEL lies: itself, its import, or its copy from the hub. Its files, where they
     are here, were checked before (``preflight``).

@@ -43,6 +43,12 @@ class LayerPool:
         self.keys[at] = keys
         self.values[at] = values
 
+    def extend(self, num_blocks: int) -> None:
+        """Have ``num_blocks`` blocks in all; those there were keep their content."""
+        size = num_blocks * self.shape.num_heads * self.block_size
+        self.keys = mx.pad(self.keys, [(0, size - len(self.keys)), (0, 0)])
+        self.values = mx.pad(self.values, [(0, size - len(self.values)), (0, 0)])
+
     def tiles(self) -> tuple[mx.array, mx.array]:
         """K and V as ``[num_blocks * num_heads, block_size, dim]``: one tile is one head of one block."""
         return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
+from itertools import takewhile
 
 from app.errors import MlxcelError
 
@@ -24,7 +25,7 @@ class BlockPool:
 
     A block may be *kept*: its content can be adopted again, also while nobody holds it. Free blocks that are not kept
     are worth nothing and go first; kept ones follow, the longest unused first. So the free list is the eviction order.
-    Every operation takes constant time.
+    Every operation takes constant time, but for ``extend`` and ``unused_since``.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -32,7 +33,8 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._kept: set[int] = set()
         self._blank = dict.fromkeys(reversed(range(num_blocks)))
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._cached: OrderedDict[int, float] = OrderedDict()  # and since when nobody uses it
+        self.now_s = 0.0  # the caller's clock, as it last told it
 
     @property
     def num_free(self) -> int:
@@ -95,6 +97,7 @@ class BlockPool:
     def touch(self, block: int) -> None:
         """Make a free kept block the warmest one; no effect on any other block."""
         if block in self._cached:
+            self._cached[block] = self.now_s
             self._cached.move_to_end(block)
 
     def keep(self, block: int) -> None:
@@ -110,6 +113,17 @@ class BlockPool:
         if block in self._cached:
             del self._cached[block]
             self._list_free(block)
+
+    def unused_since(self, before_s: float) -> list[int]:
+        """The free kept blocks that nobody has used since ``before_s``, the longest unused first."""
+        return [block for block, _ in takewhile(lambda entry: entry[1] < before_s, self._cached.items())]
+
+    def extend(self, num_blocks: int) -> None:
+        """Add blank blocks until there are ``num_blocks``."""
+        added = range(self.num_blocks, num_blocks)
+        self._refs += [0] * len(added)
+        self._blank = dict.fromkeys(reversed(added)) | self._blank
+        self.num_blocks += len(added)
 
     def check(self, tables: Iterable[Iterable[int]], keyed: Iterable[int]) -> None:
         """Compare the books with the block tables that exist and the blocks that have a prefix key.
@@ -129,6 +143,6 @@ class BlockPool:
 
     def _list_free(self, block: int) -> None:
         if block in self._kept:
-            self._cached[block] = None
+            self._cached[block] = self.now_s
         else:
             self._blank[block] = None

@@ -100,6 +100,10 @@ class BlockTables:
         copies = () if match.source is None else ((match.source, blocks[num_shared]),)
         return Admission(match.num_tokens, copies)
 
+    def num_missing(self, request_id: int, num_tokens: int) -> int:
+        """How many more blocks the request's table needs to cover ``num_tokens`` tokens."""
+        return self.blocks_for(num_tokens) - len(self._tables[request_id].blocks)
+
     def grow(self, request_id: int, num_tokens: int) -> None:
         """Take blocks until the table covers ``num_tokens`` tokens.
 
@@ -107,11 +111,11 @@ class BlockTables:
             OutOfBlocks: not enough are free; nothing was taken.
         """
         blocks = self._tables[request_id].blocks
-        num_missing = self.blocks_for(num_tokens) - len(blocks)
-        if num_missing > self.pool.num_free:
-            raise OutOfBlocks(num_missing, self.pool.num_free)
-        for _ in range(num_missing):
-            blocks.append(self._take())
+        num_missing = -(-num_tokens // self.block_size) - len(blocks)
+        if num_missing > 0:  # seldom, and asked of every row in every tick
+            if num_missing > self.pool.num_free:
+                raise OutOfBlocks(num_missing, self.pool.num_free)
+            blocks.extend([self._take() for _ in range(num_missing)])
 
     def publish(self, request_id: int, tokens: Sequence[int], num_computed: int) -> None:
         """Key the blocks that the first ``num_computed`` tokens fill. Call it once their K and V are in the pool."""

@@ -36,16 +36,17 @@ class Held(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Books:
     """``keyed`` has parents before children and siblings in the order in which they were keyed; ``blank`` and
-    ``cached`` are the free blocks in the order of the pool."""
+    ``cached`` are the free blocks in the order of the pool, the latter with since when nobody uses them."""
 
     num_blocks: int
     block_size: int
     prefix_cache: bool
     min_prefix: int
+    ttl_s: float | None
     keyed: tuple[Keyed, ...]
     held: tuple[Held, ...]
     blank: tuple[int, ...]
-    cached: tuple[int, ...]
+    cached: tuple[tuple[int, float], ...]
 
 
 def capture(tables: BlockTables) -> Books:
@@ -76,10 +77,11 @@ def capture(tables: BlockTables) -> Books:
         tables.block_size,
         cache.enabled,
         cache._min_tokens,
+        cache._ttl_s,
         tuple(keyed),
         tuple(held),
         tuple(pool._blank),
-        tuple(pool._cached),
+        tuple(pool._cached.items()),
     )
 
 
@@ -90,7 +92,7 @@ def restore(books: Books) -> BlockTables:
         Inconsistent: the books do not add up.
     """
     pool = BlockPool(books.num_blocks)
-    cache = PrefixCache(pool, books.block_size, books.prefix_cache, books.min_prefix)
+    cache = PrefixCache(pool, books.block_size, books.prefix_cache, books.min_prefix, books.ttl_s)
     nodes: list[Node] = []
     for block, parent, salt, tokens in books.keyed:
         nodes.append(cache.insert(salt, None if parent == NO_NODE else nodes[parent], tokens, block))
@@ -103,6 +105,6 @@ def restore(books: Books) -> BlockTables:
             pool._refs[block] += 1
     pool._blank = dict.fromkeys(books.blank)
     pool._cached.clear()
-    pool._cached.update(dict.fromkeys(books.cached))
+    pool._cached.update(books.cached)
     tables.check()
     return tables

@@ -45,19 +45,29 @@ class PrefixCache:
 
     A tree of nodes, because a key spelt out as nested tuples costs the whole context for every hash. Counters:
     ``lookups`` is ``hits`` plus the misses "cold" (nothing known) and "short" (under ``min_tokens``); a miss "off" is
-    an admission that was not allowed to look. ``evictions_lru`` counts keys lost because a block was needed.
+    an admission that was not allowed to look. ``evictions_lru`` counts keys lost because a block was needed,
+    ``evictions_ttl`` those lost because nobody had used them for ``ttl_s`` seconds (None: never).
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, enabled: bool = True, min_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        enabled: bool = True,
+        min_tokens: int = 0,
+        ttl_s: float | None = None,
+    ) -> None:
         self.enabled = enabled
         self.hits = 0
         self.inserts = 0
         self.evictions_lru = 0
+        self.evictions_ttl = 0
         self.tokens_reused = 0
         self.misses = {"cold": 0, "short": 0, "off": 0}
         self._pool = pool
         self._block_size = block_size
         self._min_tokens = min_tokens
+        self._ttl_s = ttl_s
         self._roots: dict[str, Node] = {}
         self._nodes: dict[int, Node] = {}
 
@@ -128,6 +138,14 @@ class PrefixCache:
         """The block was taken for other content: it and all that follows it lose their keys. Unkeyed: no effect."""
         if block in self._nodes:
             self.evictions_lru += self._drop(self._nodes[block])
+
+    def expire(self, now: float) -> None:
+        """It is ``now``: what has gone unused for too long loses its keys."""
+        self._pool.now_s = now
+        if self._ttl_s is not None:
+            for block in self._pool.unused_since(now - self._ttl_s):
+                if block in self._nodes:  # not when it followed one that has just expired
+                    self.evictions_ttl += self._drop(self._nodes[block])
 
     def clear(self) -> int:
         """Forget every key and return how many there were. Blocks that somebody holds stay with their holders."""

@@ -8,7 +8,7 @@ from typing import Literal
 from app.errors import StartError
 
 Budget = int | Literal["auto", "none"]
-"""Bytes, or who decides: ``auto`` by need and memory, ``none`` by need alone."""
+"""Bytes, or who decides: ``auto`` by need and memory, ``none`` nobody: the pool grows as it is needed."""
 
 MIN_TOKENS = 512
 """What a pool has to hold at least, in tokens."""
@@ -35,8 +35,9 @@ def size_pool(
     """Settle the number of blocks.
 
     The need is every slot at its whole window, a quarter more for cached prefixes, and 512 tokens at least. ``none``
-    gives the need. ``auto`` gives the need or, if that is less, what fits into four fifths of the memory the weights
-    leave; the last fifth is for activations. A byte count gives as many whole blocks as it pays for.
+    gives one window to begin with: the pool is doubled while it runs. ``auto`` gives the need or, if that is less,
+    what fits into four fifths of the memory the weights leave; the last fifth is for activations. A byte count gives
+    as many whole blocks as it pays for.
 
     Args:
         budget: bytes, ``auto`` or ``none``.
@@ -55,7 +56,8 @@ def size_pool(
     need_blocks = max(window_blocks + -(-window_blocks // 4), _blocks(MIN_TOKENS, block_size))
     need = f"{num_slots} slots x {window_tokens} tokens, 25% for cached prefixes: {need_blocks} blocks"
     if budget == "none":
-        num_blocks, why = need_blocks, f"no budget: {need}"
+        num_blocks = max(_blocks(window_tokens, block_size), _blocks(MIN_TOKENS, block_size))
+        why = f"no budget: one window of {window_tokens} tokens to begin with, doubled when it is short"
     elif budget == "auto":
         room_bytes = max(available_bytes - weight_bytes, 0) * 4 // 5
         num_blocks = min(need_blocks, room_bytes // block_bytes)

@@ -21,11 +21,12 @@ class HostSpec:
     block_size: int = 32
     prefix_cache: bool = True
     min_prefix: int = 32
+    ttl_s: float | None = 3600.0
     max_queue_depth: int | None = 32
 
     def scheduler(self) -> tuple[Scheduler, BlockTables]:
         pool = BlockPool(self.num_blocks)
-        cache = PrefixCache(pool, self.block_size, self.prefix_cache, self.min_prefix)
+        cache = PrefixCache(pool, self.block_size, self.prefix_cache, self.min_prefix, self.ttl_s)
         tables = BlockTables(pool, cache, self.block_size)
         return Scheduler(self.config, tables), tables
 

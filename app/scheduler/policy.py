@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from app.request import Request
+from app.request import Request, State
 
 PreemptionPolicy = Literal["longest-first", "lowest-priority"]
 
 CHUNK_ALONE = 2048
 CHUNK_BESIDE_DECODE = 512
+# A chunk below this costs a tick and brings next to nothing.
+LEAST_CHUNK = 16
+# What the highest priority is worth in waiting. So nobody is overtaken by a request that came twice as long after it.
+HEAD_START_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """``prefill_chunk`` None: by whether anybody decodes; 0: whole prompts. ``max_batch_prefill_tokens`` None: derived;
-    0: no cap. ``watermark`` is the share of the pool that admission keeps free while anybody decodes."""
+    0: no cap. ``watermark`` is the share of the pool that admission keeps free while anybody decodes. ``itl_budget_s``
+    is how long a tick with decode may take, None: any time; ``grant_interval`` is how many ticks in a row it may put
+    prefill off, 0: any number. ``grows`` says that the pool has no bound of its own: it is doubled when it is short."""
 
     num_slots: int = 4
     max_batch_size: int = 4
@@ -25,15 +31,21 @@ class SchedulerConfig:
     max_batch_prefill: int = 4
     max_batch_prefill_tokens: int | None = None
     watermark: float = 0.01
+    itl_budget_s: float | None = None
+    grant_interval: int = 16
+    grows: bool = False
     enable_preemption: bool = False
     preemption_policy: PreemptionPolicy = "longest-first"
 
 
-def chunk_tokens(setting: int | None, num_decoding: int) -> int:
-    """How many tokens of one prompt may be computed in a tick; 0 means all of it. A setting pins it in both states."""
+def chunk_tokens(setting: int | None, num_decoding: int, num_prompts: int = 1) -> int:
+    """How many tokens of one prompt may be computed in a tick; 0 means all of it. A setting pins it in every state.
+
+    Large only for a prompt that is alone: others would wait for their next token, or their first, as long as it takes.
+    """
     if setting is not None:
         return setting
-    return CHUNK_BESIDE_DECODE if num_decoding else CHUNK_ALONE
+    return CHUNK_ALONE if not num_decoding and num_prompts <= 1 else CHUNK_BESIDE_DECODE
 
 
 def max_prefill_tokens(setting: int | None, max_batch_prefill: int, chunk_setting: int | None) -> int:
@@ -53,14 +65,43 @@ def prefill_room(chunk: int, max_tokens: int, num_decoding: int) -> int | None:
     return max(max_tokens, chunk) if max_tokens else None
 
 
-def prefill_share(num_left: int, chunk: int, room: int | None, is_first: bool) -> int:
-    """How many of a prompt's ``num_left`` tokens are computed in this tick, with ``room`` left; 0: not its turn.
+def affordable_chunk(chunk: int, budget_s: float, decode_s: float, token_s: float) -> int:
+    """The largest chunk, up to ``chunk`` tokens, with which a tick stays in its budget; 0 means none is due.
 
-    Without chunking a prompt goes whole or not at all, and the first one of a tick always goes.
+    ``decode_s`` is what a tick costs without prefill, ``token_s`` what each prefill token adds.
     """
-    if chunk:
-        return min(num_left, chunk) if room is None else min(num_left, chunk, room)
-    return num_left if is_first or room is None or num_left <= room else 0
+    affordable = int((budget_s - decode_s) / token_s) if token_s > 0 else chunk
+    return 0 if affordable < min(chunk, LEAST_CHUNK) else min(chunk, affordable)
+
+
+def is_granted(num_held_back: int, grant_interval: int) -> bool:
+    """Whether prefill that was put off for ``num_held_back`` ticks goes now, whatever the budget says."""
+    return 0 < grant_interval <= num_held_back
+
+
+def deal(lefts: Sequence[int], priorities: Sequence[int], chunk: int, room: int | None) -> list[int]:
+    """How many tokens of each prompt a tick computes; ``lefts`` are the tokens they have to go, in order of the line.
+
+    The first in line gets three quarters of the room at least, so that nothing starves it. A quarter goes to the
+    shortest of those of its priority, so that a short prompt is not held up by long ones before it. The rest goes down
+    the line. Without chunking a prompt goes whole or not at all, and the first one always goes.
+    """
+    places = range(len(lefts))
+    shares = [0] * len(lefts)
+    if chunk and room is not None:
+        quarter = room // 4
+        peers = [i for i in places if i and priorities[i] >= priorities[0]]
+        for i in sorted(peers, key=lefts.__getitem__):
+            shares[i] = min(lefts[i], chunk, quarter)
+            quarter -= shares[i]
+        room -= sum(shares)
+    for i in places:
+        more = min(lefts[i], chunk or lefts[i]) - shares[i]
+        if room is not None:
+            more = min(more, room) if chunk else more if i == 0 or more <= room else 0
+            room = max(room - more, 0)
+        shares[i] += more
+    return shares
 
 
 def may_admit(num_needed: int, num_free: int, num_blocks: int, watermark: float, num_decoding: int) -> bool:
@@ -69,19 +110,34 @@ def may_admit(num_needed: int, num_free: int, num_blocks: int, watermark: float,
     return num_needed + reserve <= num_free
 
 
-def place(request: Request) -> tuple[int, int]:
-    """Where a request stands in line, smallest first: by priority, then by arrival."""
-    return -request.priority, request.arrival
+def head_start_s(priority: int) -> float:
+    """How much sooner than it did a request counts as having arrived. Grows with the priority, and stays bounded."""
+    return HEAD_START_S * priority / (10 + abs(priority))
+
+
+def place(request: Request) -> tuple[float, int, int]:
+    """Where a request stands in line, smallest first: by priority, then by arrival, and older than its arrival for each
+    step of priority rather than before all others for ever. Never changes while it waits."""
+    return request.arrival_s - head_start_s(request.priority), -request.priority, request.arrival
+
+
+def doubled_pool(num_blocks: int, num_needed: int) -> int:
+    """The size to which a pool without bound grows when it should have ``num_needed`` blocks."""
+    while num_blocks < num_needed:
+        num_blocks *= 2
+    return num_blocks
 
 
 def reclaim_victim(running: Iterable[Request]) -> Request:
-    """Who gives its blocks up when a running row needs one: the least output, the latest arrival among equals."""
-    return min(running, key=lambda request: (request.num_output, -request.arrival))
+    """Who gives its blocks up when a running row needs one: a parked prompt with what it adopted before any that
+    decodes, then the least output, then the latest arrival."""
+    return min(running, key=lambda each: (each.state is State.DECODING, each.num_output, -each.arrival))
 
 
-def preemptible(running: Iterable[Request], priority: int) -> list[Request]:
-    """The running requests that one of this priority may push out: only those strictly below it."""
-    return [request for request in running if request.priority < priority]
+def preemptible(running: Iterable[Request], request: Request) -> list[Request]:
+    """The running requests that this one may push out: only those strictly below its priority, and of them only those
+    that would stand behind it in line. What has waited long enough is not made to wait again."""
+    return [each for each in running if each.priority < request.priority and place(each) > place(request)]
 
 
 def preemption_victim(candidates: Iterable[Request], policy: PreemptionPolicy) -> Request:

@@ -9,13 +9,13 @@ from app.scheduler import policy
 
 
 class RequestQueue:
-    """Waiting requests, the highest priority first, then by arrival. A requeued request so gets its old place back.
+    """Waiting requests in the order of ``policy.place``. A requeued request so gets its old place back.
 
     Removal leaves a dead entry in the heap; dead entries are swept once they outnumber the living.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int], int]] = []
+        self._heap: list[tuple[tuple[float, int, int], int]] = []
         self._waiting: dict[int, Request] = {}
 
     def __len__(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from app.kv.block_table import BlockTables
 from app.kv.books import Books, capture
 from app.request import FinishReason, Request
+from app.scheduler.pace import Pace
 from app.scheduler.plan import Event, Finished, Plan, Result
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.scheduler import Scheduler
@@ -51,7 +52,7 @@ class Standing(NamedTuple):
 
 class Checkpoint(NamedTuple):
     """All that decisions depend on, before the first entry of a segment: the books of the blocks, the running requests
-    in their order, the waiting ones, and every plain number that the scheduler keeps, by its name."""
+    in their order, the waiting ones, and every plain number that the scheduler keeps (see ``numbers_of``)."""
 
     books: Books
     running: tuple[Standing, ...]
@@ -63,8 +64,8 @@ class Segment(NamedTuple):
     """Entries from one checkpoint to the next. An entry is its kind, then integers and moments in seconds:
 
     ``add`` (request), ``cancel`` (id, at), ``finish`` (id, reason, num_output, at), ``reset`` (), ``plan`` (at, rows,
-    number of copies, live blocks, waiting requests), ``apply`` (at, ids that failed), ``lose`` (at). ``rows`` are four
-    integers each: request id, start, number of tokens, whether it draws.
+    number of copies, blocks asked for, live blocks, waiting requests), ``apply`` (at, ids that failed), ``resize``
+    (blocks, at), ``lose`` (at). ``rows`` are four integers each: request id, start, number of tokens, whether it draws.
     """
 
     first_tick: int
@@ -85,6 +86,7 @@ class RecordedScheduler(Scheduler):
         self.config = config
         self._ticks_kept = num_ticks
         self._tick = 0
+        self._is_planning = False
         self._live: dict[int, Recorded] = {}
         self.segments: tuple[Segment, ...] = ()
         self._open_segment()
@@ -117,13 +119,19 @@ class RecordedScheduler(Scheduler):
         return super().reset_prefix_cache()
 
     def plan(self, now: float) -> Plan:
+        if self._is_planning:  # a plan that has pushed out the only row begins once more
+            return super().plan(now)
         if self._tick - self.segments[-1].first_tick >= self._ticks_kept:
             self._open_segment()
-        plan = super().plan(now)
+        self._is_planning = True
+        try:
+            plan = super().plan(now)
+        finally:
+            self._is_planning = False
         rows = array("q")
         for row in plan.rows:
             rows.extend((row.request_id, row.start, row.num_new, row.draws))
-        self._note("plan", now, rows, len(plan.copies), self._tables.pool.num_live, len(self._queue))
+        self._note("plan", now, rows, len(plan.copies), plan.num_blocks, self._tables.pool.num_live, len(self._queue))
         self._tick += 1
         return plan
 
@@ -136,6 +144,10 @@ class RecordedScheduler(Scheduler):
         ]
         self._note("apply", now, tuple(failed))
         return super().apply(plan, result, now)
+
+    def resized(self, num_blocks: int, now: float) -> list[Event]:
+        self._note("resize", num_blocks, now)
+        return super().resized(num_blocks, now)
 
     def lose_pool(self, plan: Plan, now: float) -> list[Event]:
         self._note("lose", now)
@@ -154,15 +166,25 @@ class RecordedScheduler(Scheduler):
         self.segments[-1].entries.append(entry)
 
     def _open_segment(self) -> None:
-        numbers = {name: value for name, value in vars(self).items() if isinstance(value, int | float)}
-        waiting = [request for request in self._requests.values() if request.id not in self._running]
+        waiting = [request for request in self._requests.values() if request.id not in self._seats]
         checkpoint = Checkpoint(
             capture(self._tables),
-            tuple(_standing(request) for request in self._running.values()),
+            tuple(_standing(request) for request in self._seats.running),
             tuple(_standing(request) for request in waiting),
-            numbers,
+            numbers_of(self),
         )
         self.segments = (*self.segments[-1:], Segment(self._tick, checkpoint, dict(self._live), []))
+
+
+def numbers_of(thing: object, path: str = "") -> dict[str, float]:
+    """Every plain number among the attributes of a scheduler, and of the measured pace of its ticks, by its path."""
+    numbers: dict[str, float] = {}
+    for name, value in vars(thing).items():
+        if isinstance(value, int | float):
+            numbers[path + name] = value
+        elif type(value).__module__ == Pace.__module__:
+            numbers |= numbers_of(value, f"{path}{name}.")
+    return numbers
 
 
 def _standing(request: Request) -> Standing:

@@ -97,6 +97,8 @@ def from_json(data: dict[str, Any]) -> Recording:
                 Held(i, str(salt), publishes, tuple(blocks), num_published, node)
                 for i, salt, publishes, blocks, num_published, node in data["books"]["held"]
             ),
+            "blank": tuple(data["books"]["blank"]),
+            "cached": tuple((block, since_s) for block, since_s in data["books"]["cached"]),
         }
         requests = [
             Recorded(**(request | {"salt": str(request["salt"]), "tokens": list(_spelt(request["tokens"]))}))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from app.kv.books import restore
 from app.request import FinishReason, Request, State
 from app.scheduler.plan import Draw, Plan, Result
-from app.scheduler.recorder import Standing
+from app.scheduler.recorder import Standing, numbers_of
 from app.scheduler.recording import Recording, rows_of
 from app.scheduler.scheduler import Scheduler
 
@@ -29,7 +30,7 @@ class Difference:
 
 class TickView(NamedTuple):
     """One tick as it was recorded. ``num_requeued`` requests lost their place since the one before; ``outcome`` is
-    "applied", "lost" (with the pool), or "open": it had not ended."""
+    "applied", "resized" (the pool, and nothing else), "lost" (with the pool), or "open": it had not ended."""
 
     tick: int
     began_s: float
@@ -70,15 +71,15 @@ def replay(recording: Recording) -> Replayed:
                 plan = scheduler.plan(at_s)
                 snapshot = scheduler.snapshot()
                 rows = [(row.request_id, row.start, row.num_new, row.draws) for row in plan.rows]
-                values = [len(plan.copies), snapshot.pool.live, snapshot.num_queued]
-                names = ("copies of blocks", "blocks held", "requests waiting")
+                values = [len(plan.copies), plan.num_blocks, snapshot.pool.live, snapshot.num_queued]
+                names = ("copies of blocks", "blocks asked for", "blocks held", "requests waiting")
                 if rows != rows_of(entry):
                     return Replayed(ticks, _difference_of_rows(tick, rows_of(entry), rows))
                 for name, ours, theirs in zip(names, values, recorded, strict=True):
                     if ours != theirs:
                         return Replayed(ticks, Difference(tick, name, theirs, ours))
                 before, num_requeued = num_requeued, sum(snapshot.counters.preemptions.values())
-                _, live_blocks, num_waiting = values
+                _, _, live_blocks, num_waiting = values
                 view = TickView(tick, at_s, 0.0, rows, live_blocks, num_waiting, num_requeued - before, "open")
                 ticks.append(view)
             case ("apply", at_s, failed):
@@ -89,6 +90,9 @@ def replay(recording: Recording) -> Replayed:
                 }
                 scheduler.apply(plan, Result(draws, dict.fromkeys(failed, "as recorded")), at_s)
                 ticks[-1] = ticks[-1]._replace(seconds=at_s - ticks[-1].began_s, outcome="applied")
+            case ("resize", num_blocks, at_s):
+                scheduler.resized(num_blocks, at_s)
+                ticks[-1] = ticks[-1]._replace(seconds=at_s - ticks[-1].began_s, outcome="resized")
             case ("lose", at_s):
                 scheduler.lose_pool(plan, at_s)
                 ticks[-1] = ticks[-1]._replace(seconds=at_s - ticks[-1].began_s, outcome="lost")
@@ -100,9 +104,9 @@ def rebuild(recording: Recording) -> tuple[Scheduler, dict[int, Request]]:
     checkpoint = recording.checkpoint
     requests = {request_id: _request(recording, request_id) for request_id in recording.requests}
     scheduler = Scheduler(recording.config, restore(checkpoint.books))
-    for name, value in checkpoint.numbers.items():
-        if name in vars(scheduler):
-            setattr(scheduler, name, value)
+    for path in numbers_of(scheduler).keys() & checkpoint.numbers.keys():
+        owner, _, name = path.rpartition(".")
+        setattr(attrgetter(owner)(scheduler) if owner else scheduler, name, checkpoint.numbers[path])
     for standing in (*checkpoint.running, *checkpoint.waiting):
         request = requests[standing.id]
         _resume(request, recording.requests[standing.id].tokens, standing)
@@ -110,11 +114,11 @@ def rebuild(recording: Recording) -> tuple[Scheduler, dict[int, Request]]:
         if request.slot is None:
             scheduler._queue.push(request)
         else:
-            scheduler._running[request.id] = request
-            scheduler._free_slots.remove(request.slot)
+            scheduler._seats._running[request.id] = request
+            scheduler._seats._free.remove(request.slot)
         if len(request.tokens) == request.num_prompt and request.num_computed == 0:
             scheduler._unannounced[request.id] = None
-    heapq.heapify(scheduler._free_slots)
+    heapq.heapify(scheduler._seats._free)
     return scheduler, requests
 
 

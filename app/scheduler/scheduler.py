@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 import math
-from dataclasses import replace
 
 from app.errors import InvalidRequest, kind_and_place
 from app.kv.block_pool import OutOfBlocks
 from app.kv.block_table import BlockTables
 from app.request import FinishReason, Request, State
 from app.scheduler import policy
+from app.scheduler.pace import Pace
 from app.scheduler.plan import Admitted, Event, Finished, Plan, Result, Row, Token
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.queue import RequestQueue
-from app.scheduler.snapshot import Counters, SlotView, Snapshot, observe, seat
+from app.scheduler.seats import Seats
+from app.scheduler.snapshot import Counters, Snapshot, observe
 
 log = logging.getLogger("mlxcel.scheduler")
 
@@ -36,10 +36,10 @@ class Scheduler:
         self._tables = tables
         self._queue = RequestQueue()
         self._requests: dict[int, Request] = {}
-        self._running: dict[int, Request] = {}
+        self._seats = Seats(config.num_slots, config.max_batch_size, tables)
         self._unannounced: dict[int, None] = {}  # an ordered set: no Admitted was sent yet
-        self._free_slots = list(range(min(config.num_slots, config.max_batch_size)))
-        self._left: dict[int, SlotView] = {}
+        self._pace = Pace(config.itl_budget_s, config.grant_interval)
+        self._may_grow = config.grows
         self._num_arrived = 0
         self._planned_s = 0.0
         self._counters = Counters()
@@ -60,7 +60,7 @@ class Scheduler:
             raise ValueError(f"request {request.id} exists already")
         # The last token of an answer is drawn but never computed.
         num_needed = self._tables.blocks_for(request.num_prompt + request.max_tokens - 1)
-        if num_needed > self._tables.num_blocks:
+        if num_needed > self._tables.num_blocks and not self._config.grows:
             raise InvalidRequest(
                 f"{request.num_prompt} prompt tokens and {request.max_tokens} to come need {num_needed} blocks of"
                 f" {self._tables.block_size} tokens; the KV budget has {self._tables.num_blocks}"
@@ -83,7 +83,7 @@ class Scheduler:
 
     def waiting(self, arrived_before_s: float = math.inf) -> list[Request]:
         """The requests of which nothing was computed yet and which hold no slot, as far as they came before then."""
-        waiting = [self._requests[request_id] for request_id in self._unannounced if request_id not in self._running]
+        waiting = [self._requests[request_id] for request_id in self._unannounced if request_id not in self._seats]
         return [request for request in waiting if request.arrival_s < arrived_before_s]
 
     def reset_prefix_cache(self) -> int:
@@ -91,12 +91,20 @@ class Scheduler:
         return self._tables.prefix_cache.clear()
 
     def plan(self, now: float) -> Plan:
-        """Choose the rows of the next tick, with their blocks in place: all that decode, then prefill as far as due."""
+        """Choose the rows of the next tick, with their blocks in place: all that decode, then prefill as far as due.
+
+        A pool that grows is asked for first, in a plan of its own, which has no rows (see ``resized``).
+        """
         self._planned_s = now
+        self._tables.prefix_cache.expire(now)
+        if self._may_grow and (num_blocks := self._grown_pool()) > self._tables.num_blocks:
+            return Plan(num_blocks=num_blocks)
         any_reclaimed = self._grow_decoding()
+        if any_reclaimed and not self._seats.running:
+            return self.plan(now)  # the only row has pushed itself out: it needs a larger pool
         chunks, copies = self._choose_chunks(may_admit=not any_reclaimed)
-        shares = {request.id: 1 for request in self._running.values() if request.state is State.DECODING} | chunks
-        rows = [Row.of(self._running[i], num_new, self._tables.blocks(i)) for i, num_new in shares.items()]
+        shares = [*((request, 1) for request in self._seats.decoding), *chunks]
+        rows = [Row.of(request, num_new, self._tables.blocks(request.id)) for request, num_new in shares]
         rows.sort(key=lambda row: row.num_new > 1)
         return Plan(tuple(rows), tuple(copies))
 
@@ -106,7 +114,7 @@ class Scheduler:
         num_prefill = num_decode = num_chunks = 0
         draws, failures = result.draws, result.failures
         for row in plan.rows:
-            request = self._running[row.request_id]
+            request = self._seats[row.request_id]
             draw = draws.get(request.id)
             if request.id in failures or (row.draws and draw is None):
                 events.append(self._finish(request, FinishReason.ERROR, request.num_output, now))
@@ -135,7 +143,19 @@ class Scheduler:
                 elif request.num_output >= request.max_tokens:
                     events.append(self._finish(request, FinishReason.LENGTH, request.num_output, now))
         self._counters = self._counters.with_tick(num_decode, num_chunks, num_prefill)
+        self._pace.observe(num_decode, num_prefill, now - self._planned_s)
         return events
+
+    def resized(self, num_blocks: int, now: float) -> list[Event]:
+        """What came of a plan that asked for a larger pool: its size now. Where memory was short, that is asked again
+        when somebody has left, and a request that even the whole pool cannot hold ends."""
+        if num_blocks > self._tables.num_blocks:
+            self._tables.pool.extend(num_blocks)
+            return []
+        self._may_grow = False
+        if self._seats.running or (head := self._queue.peek()) is None:
+            return []
+        return [self._finish(head, FinishReason.NO_MEMORY, head.num_output, now)]
 
     def lose_pool(self, plan: Plan, now: float) -> list[Event]:
         """In place of ``apply``, when the forward failed and took all K and V with it: whoever held blocks is requeued
@@ -143,29 +163,31 @@ class Scheduler:
         is left to adopt."""
         events: list[Event] = []
         for row in plan.rows:
-            request = self._running[row.request_id]
+            request = self._seats[row.request_id]
             request.num_faults += 1
             if request.num_faults > MAX_FAULTS:
                 events.append(self._finish(request, FinishReason.ERROR, request.num_output, now))
-        for request in list(self._running.values()):
+        for request in list(self._seats.running):
             self._requeue(request, "fault")
         self._tables.prefix_cache.clear()
         return events
 
     def snapshot(self) -> Snapshot:
         """What HTTP may see: a value of its own that later ticks do not change."""
-        num_slots, running, num_queued = self._config.num_slots, self._running.values(), len(self._queue)
-        return observe(num_slots, running, self._left, num_queued, self._counters, self._tables)
+        return observe(self._seats.views(), len(self._seats.running), len(self._queue), self._counters, self._tables)
 
     def check(self) -> None:
-        """Raises:
-        Inconsistent: the books of blocks and prefix keys do not add up.
-        """
+        """Raises Inconsistent where the books of blocks and prefix keys do not add up."""
         self._tables.check()
 
-    @property
-    def _num_decoding(self) -> int:
-        return sum(1 for request in self._running.values() if request.state is State.DECODING)
+    def _grown_pool(self) -> int:
+        """How many blocks the pool should have for the next token of all who decode, and for the next in line."""
+        tables = self._tables
+        num_needed = sum(tables.num_missing(request.id, len(request.tokens)) for request in self._seats.decoding)
+        head = self._queue.peek()
+        if head is not None and not self._seats.is_full:
+            num_needed += tables.quote(head.tokens, head.cache_salt, head.use_prefix_cache).num_blocks
+        return policy.doubled_pool(tables.num_blocks, tables.num_blocks - tables.num_free + num_needed)
 
     def _grow_decoding(self) -> bool:
         """Give each decoding row the block for its next token, at the cost of the least progressed rows where needed.
@@ -173,84 +195,83 @@ class Scheduler:
         Says whether anybody lost its blocks: if so nobody is admitted in this tick, or blocks would go to and fro.
         """
         any_reclaimed = False
-        for request in list(self._running.values()):
+        for request in self._seats.decoding:
             while request.state is State.DECODING:
                 try:
                     self._tables.grow(request.id, len(request.tokens))
                     break
                 except OutOfBlocks:
-                    self._requeue(policy.reclaim_victim(self._running.values()), "reclaim")
+                    self._requeue(policy.reclaim_victim(self._seats.running), "reclaim")
                     any_reclaimed = True
         return any_reclaimed
 
-    def _choose_chunks(self, may_admit: bool) -> tuple[dict[int, int], list[tuple[int, int]]]:
+    def _choose_chunks(self, may_admit: bool) -> tuple[list[tuple[Request, int]], list[tuple[int, int]]]:
         """Deal the tick's prefill tokens out to parked and queued requests, in one order of priority and arrival.
 
         A request is admitted only into a tick that computes some of it. So its blocks are not held in advance, and the
         copy it needs is made by a forward whose failure it would share.
 
         Returns:
-            Number of tokens by request id, and the copies (source block, target block) of the new admissions.
+            Number of tokens by request, and the copies (source block, target block) of the new admissions.
         """
-        config, num_decoding = self._config, self._num_decoding
-        chunk = policy.chunk_tokens(config.prefill_chunk, num_decoding)
+        config, num_decoding = self._config, len(self._seats.decoding)
+        num_parked = len(self._seats.running) - num_decoding
+        num_prompts = num_parked + (0 if self._seats.is_full else len(self._queue))
+        chunk = policy.chunk_tokens(config.prefill_chunk, num_decoding, num_prompts)
+        if num_decoding and chunk:
+            due = self._pace.chunk(chunk)
+            self._pace.hold_back(not due and num_parked + len(self._queue) > 0)
+            if not due:
+                return [], []
+            chunk = due
         cap = policy.max_prefill_tokens(config.max_batch_prefill_tokens, config.max_batch_prefill, config.prefill_chunk)
         room = policy.prefill_room(chunk, cap, num_decoding)
-        chunks: dict[int, int] = {}
+        admitted: dict[int, None] = {}
         copies: list[tuple[int, int]] = []
-        while len(chunks) < config.max_batch_prefill:
-            waiting = [r for r in self._running.values() if r.state is State.PREFILLING and r.id not in chunks]
-            head = self._queue.peek() if may_admit else None
-            if head is not None:
-                waiting.append(head)
-            if not waiting:
+        while may_admit and (head := self._queue.peek()) is not None:
+            if self._seats.is_full and not config.enable_preemption:
                 break
-            request = min(waiting, key=policy.place)
-            if not policy.prefill_share(_num_left(request), chunk, room, not chunks):
+            served = {request.id for request, _ in self._deal(chunk, room, head)}
+            if head.id not in served or not admitted.keys() <= served or not self._make_way(head):
                 break
-            if request is head:
-                may_admit = self._make_way(request)
-                if not may_admit:
-                    continue
-                copies.extend(self._admit(request))
-            chunks[request.id] = policy.prefill_share(_num_left(request), chunk, room, not chunks)
-            if room is not None:
-                room = max(room - chunks[request.id], 0)
-        return chunks, copies
+            admitted[self._queue.pop().id] = None
+            copies.extend(self._seats.take(head))
+            if head.id in self._unannounced:
+                head.num_cached = head.num_computed
+        return self._deal(chunk, room) if num_parked or admitted else [], copies
+
+    def _deal(self, chunk: int, room: int | None, *heads: Request) -> list[tuple[Request, int]]:
+        """Whose prompts are computed in a tick, and how many tokens: the parked ones and ``heads``."""
+        line = sorted([*self._seats.parked, *heads], key=policy.place)[: self._config.max_batch_prefill]
+        lefts = [len(request.tokens) - self._num_computed(request) for request in line]
+        shares = policy.deal(lefts, [request.priority for request in line], chunk, room)
+        return [(request, share) for request, share in zip(line, shares, strict=True) if share]
+
+    def _num_computed(self, request: Request) -> int:
+        if request.state is not State.QUEUED:
+            return request.num_computed
+        return self._tables.quote(request.tokens, request.cache_salt, request.use_prefix_cache).num_cached
 
     def _make_way(self, request: Request) -> bool:
         """Whether the next request in line has a slot and its blocks. Where that is allowed and of use, rows of a lower
         priority are pushed out for it; otherwise it waits, and all who stand behind it.
         """
+        config, tables = self._config, self._tables
         while True:
-            victims: list[Request] = []
-            if self._config.enable_preemption:
-                victims = policy.preemptible(self._running.values(), request.priority)
-            if not self._free_slots and not victims:
+            victims = policy.preemptible(self._seats.running, request) if config.enable_preemption else []
+            if self._seats.is_full and not victims:
                 return False
-            num_needed = self._tables.quote(request.tokens, request.cache_salt, request.use_prefix_cache).num_blocks
-            if self._free_slots and self._may_admit(num_needed, self._tables.num_free):
+            num_needed = tables.quote(request.tokens, request.cache_salt, request.use_prefix_cache).num_blocks
+            num_decoding, num_freed = len(self._seats.decoding), tables.num_freed_by(victim.id for victim in victims)
+            fits, would_fit = (
+                policy.may_admit(num_needed, num_free, tables.num_blocks, config.watermark, num_decoding)
+                for num_free in (tables.num_free, tables.num_free + num_freed)
+            )
+            if fits and not self._seats.is_full:
                 return True
-            num_freed = self._tables.num_freed_by(victim.id for victim in victims)
-            if not victims or not self._may_admit(num_needed, self._tables.num_free + num_freed):
+            if not victims or not would_fit:
                 return False
-            self._requeue(policy.preemption_victim(victims, self._config.preemption_policy), "priority")
-
-    def _may_admit(self, num_needed: int, num_free: int) -> bool:
-        watermark, num_blocks = self._config.watermark, self._tables.num_blocks
-        return policy.may_admit(num_needed, num_free, num_blocks, watermark, self._num_decoding)
-
-    def _admit(self, request: Request) -> tuple[tuple[int, int], ...]:
-        """Seat the head of the queue; returns the copies its table asks for."""
-        self._queue.pop()
-        admission = self._tables.admit(request.id, request.tokens, request.cache_salt, request.use_prefix_cache)
-        request.move(State.PREFILLING)
-        request.slot = heapq.heappop(self._free_slots)
-        request.num_computed = admission.num_computed
-        if request.id in self._unannounced:
-            request.num_cached = admission.num_computed
-        self._running[request.id] = request
-        return admission.copies
+            self._requeue(policy.preemption_victim(victims, config.preemption_policy), "priority")
 
     def _announce(self, request: Request) -> Admitted:
         del self._unannounced[request.id]
@@ -259,41 +280,21 @@ class Scheduler:
 
     def _requeue(self, request: Request, cause: str) -> None:
         """Take a running request's slot and blocks away. It keeps its tokens and its place in line."""
-        self._leave(request)
+        self._may_grow = self._config.grows
+        self._seats.leave(request)
         request.move(State.QUEUED)
         request.num_computed = 0
         self._queue.push(request)
         self._counters = self._counters.with_requeue(cause)
 
     def _finish(self, request: Request, reason: FinishReason, num_output: int, now: float) -> Finished:
+        self._may_grow = self._config.grows
         if request.state is State.QUEUED:
             self._queue.remove(request.id)
-        elif not self._leave(request, is_sound=reason is not FinishReason.ERROR):
+        elif not self._seats.leave(request, is_sound=reason is not FinishReason.ERROR):
             reason = FinishReason.ERROR
         request.move(State.FINISHED, reason)
         del self._requests[request.id]
         self._unannounced.pop(request.id, None)
         self._counters = self._counters.with_end(reason.value, num_output)
         return Finished(request.id, reason, num_output, now)
-
-    def _leave(self, request: Request, is_sound: bool = True) -> bool:
-        """Give slot and blocks back, and leave to the prefix cache what can be trusted. Says whether it all can."""
-        assert request.slot is not None
-        if is_sound:
-            try:
-                self._tables.publish_tail(request.id, request.tokens, request.num_computed)
-            except Exception as error:
-                is_sound = False
-                log.error("request %d: its last block was not published: %s", request.id, kind_and_place(error))
-        if not is_sound:
-            self._tables.withdraw(request.id)
-        self._tables.release(request.id)
-        self._left[request.slot] = replace(seat(request, request.slot), request_id=None)
-        heapq.heappush(self._free_slots, request.slot)
-        request.slot = None
-        del self._running[request.id]
-        return is_sound
-
-
-def _num_left(request: Request) -> int:
-    return len(request.tokens) - request.num_computed

@@ -77,7 +77,8 @@ class Host:
         self.scheduler, self.tables = spec.scheduler()
         self._spec = spec
         self._cost = cost
-        self._leaps = leaps
+        # A budget for the gap between tokens is kept by the time that single ticks take.
+        self._leaps = leaps and spec.config.itl_budget_s is None
         self._engine = FakeEngine()
         self._inbox: list[Request] = []
         self._courses: dict[int, _Course] = {}
@@ -205,8 +206,10 @@ class Host:
                 break
             for row in growing:
                 self.tables.publish(row.request_id, row.tokens, num_held[row.request_id] + tick - 1)
+            self.tables.prefix_cache.expire(stretch.ends_s[tick - 1])
             for row in growing:
                 self.tables.grow(row.request_id, num_held[row.request_id] + tick)
+        self.tables.prefix_cache.expire(stretch.ends_s[-2])
         return Plan(tuple(_widened(row, num_ticks) for row in rows))
 
     # ---- what came of it ----
@@ -269,4 +272,4 @@ def preemptions(hosts: Iterable[Host]) -> dict[str, int]:
 
 
 def _widened(row: Row, num_new: int) -> Row:
-    return Row(row.request_id, row.tokens, row.start, num_new, row.blocks, True, row.num_prompt, row.sampling)
+    return row._replace(num_new=num_new)

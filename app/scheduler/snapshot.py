@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from app.kv.block_table import BlockTables
 from app.request import Request, SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class SlotView:
+class SlotView(NamedTuple):
     """One slot as ``/slots`` shows it. ``request_id`` is None while nobody sits in it."""
 
     id: int
@@ -121,23 +120,12 @@ def seat(request: Request, slot: int) -> SlotView:
 
 
 def observe(
-    num_slots: int,
-    running: Iterable[Request],
-    left: Mapping[int, SlotView],
-    num_queued: int,
-    counters: Counters,
-    tables: BlockTables,
+    slots: tuple[SlotView, ...], num_active: int, num_queued: int, counters: Counters, tables: BlockTables
 ) -> Snapshot:
-    """The state of a scheduler as a value of its own, which later ticks do not change. ``left``: who sat there last."""
-    slots = {slot: left.get(slot, SlotView(slot)) for slot in range(num_slots)}
-    num_active = 0
-    for request in running:
-        num_active += 1
-        if request.slot is not None:
-            slots[request.slot] = seat(request, request.slot)
+    """The state of a scheduler as a value of its own, which later ticks do not change."""
     pool, cache = tables.pool, tables.prefix_cache
     return Snapshot(
-        tuple(slots.values()),
+        slots,
         num_active,
         num_queued,
         counters,
@@ -149,6 +137,7 @@ def observe(
             lookups=cache.lookups,
             inserts=cache.inserts,
             evictions_lru=cache.evictions_lru,
+            evictions_ttl=cache.evictions_ttl,
             tokens_reused=cache.tokens_reused,
             misses=dict(cache.misses),
         ),
