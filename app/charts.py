@@ -40,7 +40,7 @@ def draw_simulation(reports: Sequence[dict[str, Any]], path: Path) -> None:
     _save(figure, path)
 
 
-def draw_recording(ticks: Sequence[TickView], num_blocks: int, path: Path) -> None:
+def draw_recording(ticks: Sequence[TickView], path: Path) -> None:
     """Each request on a line of its own: chunks as bars, decode as a thin line; below it what the pool held.
 
     Raises:
@@ -64,8 +64,8 @@ def draw_recording(ticks: Sequence[TickView], num_blocks: int, path: Path) -> No
     lines.vlines(requeues, *lines.get_ylim(), colors="red", linewidth=0.5, label="requeued")
     lines.set(ylabel="request")
     lines.legend()
-    pool.step([tick.began_s - start_s for tick in ticks], [100 * tick.live_blocks / num_blocks for tick in ticks])
-    pool.set(xlabel="seconds", ylabel="% of the pool", ylim=(0, 100))
+    pool.step([tick.began_s - start_s for tick in ticks], [tick.live_blocks for tick in ticks])
+    pool.set(xlabel="seconds", ylabel="blocks held", ylim=(0, None))
     _save(figure, path)
 
 

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     replayed = replay(recording)
     print("\n".join(describe(recording, replayed, max(arguments.width, 1))))
     if arguments.plot and replayed.ticks:
-        charts.draw_recording(replayed.ticks, recording.checkpoint.books.num_blocks, arguments.plot)
+        charts.draw_recording(replayed.ticks, arguments.plot)
     return EXIT_DIFFERENT if replayed.difference else 0
 
 

@@ -73,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     host.add_argument("--block-size", type=_positive, default=32, help="tokens a block; 32")
     host.add_argument("--chunk", type=int, metavar="N", help="prefill chunk in tokens; 2048 alone, 512 beside decode")
     host.add_argument("--watermark", type=float, default=0.01, help="share kept free at admission; 0.01")
+    host.add_argument("--itl-budget", type=_above_zero, metavar="MS", help="keep gaps within, by smaller chunks")
     host.add_argument("--enable-preemption", action="store_true")
     host.add_argument("--no-prompt-cache", action="store_true")
     out = parser.add_argument_group("what to say")
@@ -170,6 +171,7 @@ def _spec(arguments: argparse.Namespace) -> HostSpec:
         max_batch_size=arguments.slots,
         prefill_chunk=arguments.chunk,
         watermark=arguments.watermark,
+        itl_budget_s=arguments.itl_budget / 1000 if arguments.itl_budget else None,
         enable_preemption=arguments.enable_preemption,
     )
     return HostSpec(

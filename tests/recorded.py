@@ -48,12 +48,13 @@ def drive(seed: int, num_ticks: int, ticks_kept: int) -> RecordedScheduler:
     )
     scheduler = RecordedScheduler(config, BlockTables(pool, cache, block_size), ticks_kept)
     requests: list[Request] = []
+    most = num_blocks * block_size // (1 if config.grows else 3)
     now = 0.0
     while scheduler._tick < num_ticks:
         for _ in range(source.choice([0, 0, 1, 2])):
-            num_prompt = source.randint(1, num_blocks * block_size // 3)
+            num_prompt = source.randint(1, most)
             tokens = [source.choice([1, 1, 1, 2]) for _ in range(num_prompt)]
-            request = Request(len(requests), tokens, num_prompt, source.randint(1, num_blocks * block_size // 3))
+            request = Request(len(requests), tokens, num_prompt, source.randint(1, most))
             request.end_tokens = frozenset({END})
             request.priority, request.arrival_s = source.choice([0, 0, 1]), now
             request.use_prefix_cache, request.cache_salt = source.random() < 0.9, source.choice(["", "x"])
