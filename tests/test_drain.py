@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.cli import main
 from tests.serving import ServerProcess, serving
 
 TEXT = "/v1/completions"
@@ -124,8 +125,24 @@ def test_what_still_runs_ends_with_a_proper_last_event(
         assert "Traceback" not in server.log.read_text()
 
 
+def test_usr1_leaves_a_recording_that_replays(
+    tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "recordings"
+    with tiny(tmp_path, tiny_model_dir, RECORD_DIR=str(folder)) as server, ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask, server, STORY | {"max_tokens": 20}) for _ in range(4)]
+        assert [one.result(60).status_code for one in asked] == [200] * 4
+        server.process.send_signal(signal.SIGUSR1)
+        wait_for(lambda: "the last ticks were written to" in server.log.read_text())
+        (path,) = folder.iterdir()
+        route = server.http.get("/v1/recording").json()
+    assert json.loads(path.read_text())["entries"] == route["entries"]
+    assert main(["replay", str(path)]) == 0
+    assert "replayed to the same decisions" in capsys.readouterr().out
+
+
 def test_no_other_signal_ends_it_or_starts_a_second_one(tiny_model_dir: Path, tmp_path: Path) -> None:
-    with tiny(tmp_path, tiny_model_dir) as server:
+    with tiny(tmp_path, tiny_model_dir, RECORD_DIR=str(tmp_path)) as server:
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGPIPE):
             server.process.send_signal(number)
             time.sleep(0.1)
