@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
 
 from app.scheduler.workload import (
+    COLUMNS,
     Arrival,
     BadTrace,
     Lengths,
@@ -16,7 +18,6 @@ from app.scheduler.workload import (
     poisson,
     read_trace,
     tokens_of,
-    write_trace,
 )
 
 SHAPE = Shape(Lengths(10, 30), Lengths(5, 6), num_prefixes=2, num_shared=100)
@@ -53,9 +54,13 @@ def test_only_the_shared_part_is_shared() -> None:
     assert not set(tokens_of(0, one)[5:]) & set(tokens_of(1, two)[5:])
 
 
-def test_a_trace_comes_back(tmp_path: Path) -> None:
+def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
     arrivals = [*poisson(50, 1.0, SHAPE, seed=1), Arrival(99.5, 7, 3, priority=-2)]
-    write_trace(tmp_path / "trace.csv", arrivals)
+    with (tmp_path / "trace.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for at_s, num_prompt, num_output, prefix, num_shared, priority, _ in arrivals:
+            writer.writerow((at_s, num_prompt, f"p{prefix}" if prefix else "", num_shared, num_output, priority))
     read = read_trace(tmp_path / "trace.csv")
     assert [arrival._replace(prefix=0) for arrival in read] == [arrival._replace(prefix=0) for arrival in arrivals]
     pairs = {(ours.prefix, theirs.prefix) for ours, theirs in zip(read, arrivals, strict=True)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
@@ -80,20 +80,16 @@ def simulate(
     choose = BALANCES[balance]()
     outcomes: list[Outcome] = []
     refused: list[int] = []
-    coming = sorted((arrival.at_s, index) for index, arrival in enumerate(workload) if arrival.after is None)
-    coming.reverse()
-    released: list[tuple[float, int]] = []
     followers: dict[int, list[int]] = {}
     for index, arrival in enumerate(workload):
         if arrival.after is not None:
             followers.setdefault(arrival.after, []).append(index)
+    # Two heaps of (moment, number): arrivals that are certain to come, and ends of ticks.
+    coming = sorted((arrival.at_s, index) for index, arrival in enumerate(workload) if arrival.after is None)
     ends: list[tuple[float, int]] = []
 
-    while True:
-        late = bool(released) and (not coming or released[0] < coming[-1])
-        next_arrival_s = released[0][0] if late else coming[-1][0] if coming else math.inf
-        # What ends in the same moment as an arrival ends before it.
-        while ends and ends[0][0] <= next_arrival_s:
+    while coming or ends:
+        if ends and (not coming or ends[0][0] <= coming[0][0]):
             now, number = heapq.heappop(ends)
             host = hosts[number]
             if host.next_s != now:
@@ -101,23 +97,25 @@ def simulate(
             for outcome in host.tick():
                 outcomes.append(outcome)
                 for follower in followers.get(outcome.number, ()):
-                    heapq.heappush(released, (now + workload[follower].at_s, follower))
+                    heapq.heappush(coming, (now + workload[follower].at_s, follower))
                 if len(outcomes) % PROGRESS_EVERY == 0:
                     progress(len(outcomes) + len(refused), now)
-            if host.next_s != math.inf:
-                heapq.heappush(ends, (host.next_s, number))
-            if released and released[0][0] < next_arrival_s:
-                next_arrival_s = released[0][0]
-        if next_arrival_s == math.inf:
-            return Run(hosts, tally, outcomes, refused)
-        late = bool(released) and (not coming or released[0] < coming[-1])
-        now, index = heapq.heappop(released) if late else coming.pop()
-        host = choose(hosts, workload[index])
-        before_s = host.next_s
-        if not host.offer(index, workload[index], now):
-            lost = [index]
-            while lost:
-                refused.append(lost.pop())
-                lost.extend(followers.get(refused[-1], ()))
-        elif host.next_s != before_s:
+        else:
+            now, index = heapq.heappop(coming)
+            host = choose(hosts, workload[index])
+            before_s = host.next_s
+            if not host.offer(index, workload[index], now):
+                _refuse(index, followers, refused)
+            if host.next_s == before_s:
+                continue
+        if host.next_s != math.inf:
             heapq.heappush(ends, (host.next_s, host.number))
+    return Run(hosts, tally, outcomes, refused)
+
+
+def _refuse(index: int, followers: Mapping[int, Sequence[int]], refused: list[int]) -> None:
+    """An arrival is refused, and all that wait for its answer with it."""
+    lost = [index]
+    while lost:
+        refused.append(lost.pop())
+        lost.extend(followers.get(refused[-1], ()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -144,15 +144,3 @@ def _arrivals(path: Path, lines: Iterable[dict[str, str | None]]) -> Iterator[Ar
         if not 0 <= arrival.num_shared <= arrival.num_prompt or bool(name) != bool(arrival.num_shared):
             raise BadTrace(f"{path}, line {number}: shared_tokens must be 1 to prompt_tokens where there is a prefix")
         yield arrival
-
-
-def write_trace(path: Path, arrivals: Sequence[Arrival]) -> None:
-    """The inverse of ``read_trace``, for workloads in which no request waits for another."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for arrival in arrivals:
-            name = f"p{arrival.prefix}" if arrival.prefix else ""
-            writer.writerow(
-                (arrival.at_s, arrival.num_prompt, name, arrival.num_shared, arrival.num_output, arrival.priority)
-            )
