@@ -24,10 +24,9 @@ from app.scheduler.fleet import simulate
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.recording import from_json, samples
 from app.scheduler.workload import Arrival
-from loadtest.contestants import Running, ours, running
+from loadtest.contestants import Contestant, Running, ours, running
 from loadtest.waves import Ask, Wave, equal_wave, mixed_wave, run_wave
 
-LEVELS = (1, 4, 8, 16)
 TOLERANCE = 0.15
 
 
@@ -35,16 +34,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--rounds", type=int, default=3, help="waves of each concurrency that are predicted; 3")
+    parser.add_argument("--levels", type=int, nargs="+", default=[1, 4, 8, 16], help="concurrent requests; 1 4 8 16")
+    parser.add_argument("--blas-threads", default="auto", help="1 where other processes keep a core busy; auto")
     parser.add_argument("--json", type=Path, help="write every figure")
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
-        running(ours(options.model, max(LEVELS), RECORD_TICKS="20000"), Path(folder)) as server,
+        running(_contestant(options), Path(folder)) as server,
     ):
-        fitted = _fit(server)
+        fitted = _fit(server, options.levels)
         print(json.dumps(fitted.describe(), indent=1))
-        spec = _spec(server)
-        rows = [_compare(server, level, spec, fitted.model, options.rounds) for level in LEVELS]
+        spec = _spec(server, max(options.levels))
+        rows = [_compare(server, level, spec, fitted.model, options.rounds) for level in options.levels]
     print(
         f"{'':4}  {'TTFT p50 (s)':^26}  {'tokens/s':^26}\n  C   measured  predicted  error   measured  predicted  error"
     )
@@ -60,9 +61,13 @@ def main() -> int:
     return int(worst > TOLERANCE)
 
 
-def _fit(server: Running) -> Fit:
+def _contestant(options: argparse.Namespace) -> Contestant:
+    return ours(options.model, max(options.levels), RECORD_TICKS="20000", BLAS_THREADS=options.blas_threads)
+
+
+def _fit(server: Running, levels: Sequence[int]) -> Fit:
     """Waves of every concurrency and one mixed, none of them equal to what is predicted later."""
-    for level in LEVELS:
+    for level in levels:
         run_wave(server, equal_wave(level, 100, 32, seed=100 + level))
     run_wave(server, equal_wave(2, 300, 16, seed=200))
     run_wave(server, mixed_wave(8, 20, 300, 2.0, 24, seed=300))
@@ -70,9 +75,9 @@ def _fit(server: Running) -> Fit:
     return fit(samples(from_json(recording)))
 
 
-def _spec(server: Running) -> HostSpec:
+def _spec(server: Running, num_slots: int) -> HostSpec:
     stats = httpx.get(f"{server.url}/v1/cache/stats").raise_for_status().json()
-    config = SchedulerConfig(num_slots=max(LEVELS), max_batch_size=max(LEVELS))
+    config = SchedulerConfig(num_slots=num_slots, max_batch_size=num_slots)
     return HostSpec(config, stats["paged_blocks_allocated"], stats["paged_block_size"])
 
 

@@ -171,20 +171,20 @@ class Host:
         for row in rows:
             for tick in range(len(row.blocks) * size - len(row.tokens) + 1, num_ticks, size):
                 crossings.setdefault(tick, []).append(row)
-        num_free = self.tables.num_free
-        end_s, ends_s = stretch.ends_s[0], stretch.ends_s
-        num_blocks, seconds = load.num_blocks, end_s - stretch.began_s
-        for tick in range(1, num_ticks):
-            if tick in crossings:
-                num_free -= len(crossings[tick])
-                if num_free < 0:
-                    return
-                num_blocks += len(crossings[tick])
-                stretch.crossings[tick] = crossings[tick]
-            if tick == 1 or tick in crossings:
-                seconds = self._cost.seconds(load._replace(num_blocks=num_blocks))
-            end_s += seconds
-            ends_s.append(end_s)
+        num_free, num_blocks = self.tables.num_free, load.num_blocks
+        ends_s, done = stretch.ends_s, 1
+        for tick in [*sorted(crossings), num_ticks]:
+            end_s, seconds = ends_s[-1], self._cost.seconds(load._replace(num_blocks=num_blocks))
+            for _ in range(done, tick):
+                end_s += seconds
+                ends_s.append(end_s)
+            growing = crossings.get(tick, ())
+            num_free -= len(growing)
+            if tick == num_ticks or num_free < 0:
+                return
+            stretch.crossings[tick] = crossings[tick]
+            num_blocks += len(growing)
+            done = tick
 
     def _may_join(self, stretch: _Stretch) -> bool:
         return self._spec.config.enable_preemption or len(stretch.plan.rows) < self.num_slots
