@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 
+import orjson
+
 from app.kv.block_pool import BlockPool
 from app.kv.block_table import BlockTables
 from app.kv.prefix_cache import PrefixCache
@@ -24,8 +26,8 @@ def recorded_scheduler(num_ticks: int = 100, num_blocks: int = 40, **config: obj
 
 
 def saved(scheduler: RecordedScheduler) -> Recording:
-    """What would be read from its file."""
-    return from_json(json.loads(json.dumps(to_json(scheduler))))
+    """What would be read from its file, written the way the route writes it: orjson takes no named tuples."""
+    return from_json(json.loads(orjson.dumps(to_json(scheduler))))
 
 
 def drive(seed: int, num_ticks: int, ticks_kept: int) -> RecordedScheduler:

@@ -72,8 +72,8 @@ def to_json(scheduler: RecordedScheduler) -> dict[str, Any]:
         "first_tick": segments[0].first_tick,
         "config": asdict(scheduler.config),
         "books": {field.name: getattr(books, field.name) for field in fields(Books)} | {"keyed": keyed, "held": held},
-        "running": checkpoint.running,
-        "waiting": checkpoint.waiting,
+        "running": [list(standing) for standing in checkpoint.running],
+        "waiting": [list(standing) for standing in checkpoint.waiting],
         "numbers": checkpoint.numbers,
         "requests": list(requests.values()),
         "entries": [
