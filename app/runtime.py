@@ -106,7 +106,7 @@ class Runtime:
             weight_bytes=loaded.weight_bytes,
         )
         log.info("%s", size.explain)
-        engine = Engine(loaded, size.num_blocks, block_size)
+        engine = Engine(loaded, size.num_blocks, block_size, settings.sdpa_deterministic)
         log.info("Model %s decode path: native batched forward", loaded.path.name)
         self._open(loaded, n_ctx, size.num_blocks * block_size, loaded.kv_bytes_per_token * block_size)
         return engine, self._scheduler(size.num_blocks, block_size)
