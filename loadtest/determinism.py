@@ -1,8 +1,9 @@
 """Random schedules in deterministic mode: the same requests in ever different company have to give the same bits.
 
 ``python -m loadtest.determinism --schedules 1000``. Each schedule has other slots, chunks, arrivals, strangers,
-cancels, shared prefixes and shortages of blocks. A request's output is its tokens and the logits each was drawn from, bit for
-bit; the exit code is 1 unless every request had one output in all of them. ``--ordinary`` shows what happens without.
+cancels, shared prefixes and shortages of blocks. A request's output is its tokens and the logits each was drawn from,
+bit for bit; the exit code is 1 unless every request had one output in all of them. ``--ordinary`` shows what happens
+without.
 """
 
 from __future__ import annotations

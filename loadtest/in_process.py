@@ -13,7 +13,9 @@ from pathlib import Path
 from app.engine.blas import preload
 
 
-def main(model: Path, num_prompt: int, num_new: int, levels: list[int], deterministic: bool = False) -> dict[int, float]:
+def main(
+    model: Path, num_prompt: int, num_new: int, levels: list[int], deterministic: bool = False
+) -> dict[int, float]:
     """Tokens/s of a wave of each concurrency, after one that warms up. Lengths in tokens."""
     preload("auto", "auto")
     from app.engine.engine import Engine

@@ -127,7 +127,7 @@ class _Proof:
         return self._bits(Piece(rows, size, size, 1))
 
     def read(self, start: int, num_new: int, shapes: FixedShapes) -> Bits:
-        """Logits at the end of a prompt that goes on at ``start``; they show all tokens before, through their K and V."""
+        """Logits at the end of a prompt that goes on at ``start``; they show all before it, through K and V."""
         pieces = shapes.cut([self._row(0, range(start + num_new), start, num_new)])
         return [self._bits(piece) for piece in pieces][-1]
 
