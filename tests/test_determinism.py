@@ -111,3 +111,13 @@ def test_sizes_and_widths_that_show_are_left_out() -> None:
 def test_a_blas_that_shows_places_at_every_size_is_refused() -> None:
     with pytest.raises(StartError, match="MLXCEL_SDPA_DETERMINISTIC=true is not possible with this BLAS"):
         Bent(bad_places=BASE).proven()
+
+
+def test_no_forward_of_a_step_copies_the_pool() -> None:
+    engine = Engine(loaded("llama", tiny("llama")), 8192, BLOCK_SIZE, deterministic=True)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    run(engine, build_scheduler(8192, BLOCK_SIZE), {0: [greedy_request(0, subjects(VOCABULARY)[3].prompt, 3)]})
+    one_layer = engine.pool_bytes / 3
+    assert mx.get_peak_memory() - before < one_layer / 4, "a step copied K or V of a layer"
