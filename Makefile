@@ -5,10 +5,10 @@ LOCK := env -u PIP_FIND_LINKS $(UV) pip compile --quiet --universal --generate-h
 	--no-config --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test bench figures format docs lock clean
+.PHONY: help serve test bench figures determinism format docs lock clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 serve: ## set up what is missing, then serve the embedded model on 127.0.0.1:8080
 	@ops/setup.sh serve
@@ -28,6 +28,10 @@ bench: ## time this server against mlx-lm's own, side by side; run nothing else 
 figures: ## measure single mechanisms, one table each; run nothing else meanwhile
 	@ops/setup.sh dev
 	$(PYTHON) -m loadtest.figures
+
+determinism: ## play 1,000 random schedules in deterministic mode; every request must have one output
+	@ops/setup.sh dev
+	$(PYTHON) -m loadtest.determinism --schedules 1000
 
 format: ## let ruff put imports and layout in order
 	@ops/setup.sh dev

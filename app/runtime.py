@@ -114,7 +114,7 @@ class Runtime:
             weight_bytes=loaded.weight_bytes,
         )
         log.info("%s", size.explain)
-        engine = Engine(loaded, size.num_blocks, block_size)
+        engine = Engine(loaded, size.num_blocks, block_size, settings.sdpa_deterministic)
         log.info("Model %s decode path: native batched forward", loaded.path.name)
         most_tokens = n_ctx if settings.kv_cache_budget == "none" else size.num_blocks * block_size
         self._open(loaded, n_ctx, most_tokens, loaded.kv_bytes_per_token * block_size)

@@ -150,7 +150,9 @@ class Settings(BaseSettings):
     blas_threads: CountOrAuto = Field(None, ge=1, description="threads of the BLAS; unset or `auto`: one a core")
     cache_limit: Bytes | None = Field(None, ge=0, description="bytes MLX may keep for reuse; unset: as MLX has it")
     wired_limit: Bytes = Field(0, ge=0, description="bytes to keep wired on Metal; 0: off")
-    sdpa_deterministic: bool = Field(False, description="one attention path for all rows; only false yet")
+    sdpa_deterministic: bool = Field(
+        False, description="a request's output never depends on its neighbours; slower, see docs/determinism.md"
+    )
     log_format: Annotated[Literal["text", "json"] | None, WORD] = Field(
         None, description="text or json; unset: text on a terminal, else json"
     )
@@ -179,8 +181,6 @@ class Settings(BaseSettings):
             raise ValueError(f"MLXCEL_SSL_{given}_FILE needs MLXCEL_SSL_{missing}_FILE beside it: set both or neither")
         if self.itl_budget_ms is not None and self.prefill_chunk == 0:
             raise ValueError("MLXCEL_ITL_BUDGET_MS needs chunks to make smaller: MLXCEL_PREFILL_CHUNK=0 has none")
-        if self.sdpa_deterministic:
-            raise ValueError("MLXCEL_SDPA_DETERMINISTIC=true does not exist yet: leave it unset or false")
         if self.no_prompt_cache and self.prompt_cache:
             raise ValueError("MLXCEL_PROMPT_CACHE=true contradicts MLXCEL_NO_PROMPT_CACHE=true: set one of them")
         window = self.ctx_per_slot

@@ -1,6 +1,6 @@
 """The same waves without HTTP: scheduler and engine alone, in one process. Prints tokens/s by concurrency as JSON.
 
-``python -m loadtest.in_process MODEL_DIRECTORY NUM_PROMPT NUM_NEW CONCURRENCY...``
+``python -m loadtest.in_process MODEL_DIRECTORY NUM_PROMPT NUM_NEW CONCURRENCY... [--deterministic]``
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from pathlib import Path
 from app.engine.blas import preload
 
 
-def main(model: Path, num_prompt: int, num_new: int, levels: list[int]) -> dict[int, float]:
+def main(
+    model: Path, num_prompt: int, num_new: int, levels: list[int], deterministic: bool = False
+) -> dict[int, float]:
     """Tokens/s of a wave of each concurrency, after one that warms up. Lengths in tokens."""
     preload("auto", "auto")
     from app.engine.engine import Engine
@@ -26,7 +28,7 @@ def main(model: Path, num_prompt: int, num_new: int, levels: list[int]) -> dict[
     from app.scheduler.scheduler import Scheduler
 
     num_blocks, block_size, most = 176, 64, max(levels)
-    engine = Engine(load(model, "auto"), num_blocks, block_size)
+    engine = Engine(load(model, "auto"), num_blocks, block_size, deterministic)
     pool = BlockPool(num_blocks)
     tables = BlockTables(pool, PrefixCache(pool, block_size, enabled=False), block_size)
     scheduler = Scheduler(SchedulerConfig(num_slots=most, max_batch_size=most), tables)
@@ -44,5 +46,6 @@ def main(model: Path, num_prompt: int, num_new: int, levels: list[int]) -> dict[
 
 
 if __name__ == "__main__":
-    path, lengths, levels = sys.argv[1], sys.argv[2:4], sys.argv[4:]
-    print(json.dumps(main(Path(path), int(lengths[0]), int(lengths[1]), [int(level) for level in levels])))
+    path, *numbers = [word for word in sys.argv[1:] if word != "--deterministic"]
+    num_prompt, num_new, *levels = (int(number) for number in numbers)
+    print(json.dumps(main(Path(path), num_prompt, num_new, levels, "--deterministic" in sys.argv)))

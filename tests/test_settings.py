@@ -150,7 +150,7 @@ def test_ctx_size_is_a_total(environ: dict[str, str], window: int) -> None:
         ({"MLXCEL_DECODE_STORAGE_BACKEND": "disk"}, ["MLXCEL_DECODE_STORAGE_BACKEND='disk'", "'auto' or 'paged'"]),
         ({"MLXCEL_DRAFT_KIND": "prompt-lookup"}, ["MLXCEL_DRAFT_KIND", "prompt-lookup does not exist yet"]),
         ({"MLXCEL_DRAFT_KIND": "guess"}, ["MLXCEL_DRAFT_KIND='guess'", "must be 'none'"]),
-        ({"MLXCEL_SDPA_DETERMINISTIC": "1"}, ["MLXCEL_SDPA_DETERMINISTIC", "does not exist yet"]),
+        ({"MLXCEL_SDPA_DETERMINISTIC": "perhaps"}, ["MLXCEL_SDPA_DETERMINISTIC='perhaps'", "valid boolean"]),
         ({"MLXCEL_QUEUE_TIMEOUT": "0"}, ["MLXCEL_QUEUE_TIMEOUT='0'", "greater than 0"]),
         ({"MLXCEL_RATE_LIMIT_TOKENS": "0"}, ["MLXCEL_RATE_LIMIT_TOKENS='0'", "greater than or equal to 1"]),
         ({"MLXCEL_LOG_FORMAT": "xml"}, ["MLXCEL_LOG_FORMAT='xml'", "'text' or 'json'"]),

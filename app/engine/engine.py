@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from app.engine.attention import Geometry, install_seam, layer_caches
+from app.engine.fixed import AnyShape, FixedShapes, Piece, prove
 from app.engine.head import HeadRows
 from app.engine.kernels import on_cpu, quicken
 from app.engine.loader import LoadedModel, free_bytes
@@ -36,11 +37,12 @@ class Engine:
     """Owns model and block pool. Use it from the thread that made it: MLX arrays do not cross threads before they are
     evaluated."""
 
-    def __init__(self, loaded: LoadedModel, num_blocks: int, block_size: int) -> None:
-        """Allocate the pool once and prove the model on it.
+    def __init__(self, loaded: LoadedModel, num_blocks: int, block_size: int, deterministic: bool = False) -> None:
+        """Allocate the pool once and prove the model on it. ``deterministic``: see ``app.engine.fixed``.
 
         Raises:
-            StartError: the ragged step does not give this family's logits, or the pool does not fit into memory.
+            StartError: the ragged step does not give this family's logits, the pool does not fit into memory, or no
+                size of a forward is deterministic.
         """
         self._model = loaded.model
         self._shapes = loaded.layer_shapes
@@ -49,18 +51,13 @@ class Engine:
         self._head = HeadRows(self._model)
         if on_cpu():
             quicken(self._model)
-        self._storage = PagedStorage(self._shapes, _Probe.NUM_BLOCKS, _Probe.BLOCK_SIZE)
-        try:
-            difference = probe.compare(self.logits)
-        except Exception as error:
-            raise StartError(f"{_family(loaded)} cannot be served yet: {type(error).__name__}: {error}") from error
-        allowed = PROBE_TOLERANCE.get(self._shapes[0].dtype, PROBE_TOLERANCE[mx.bfloat16])
-        if not difference <= allowed:
-            raise StartError(
-                f"{_family(loaded)} cannot be served yet: its ragged logits differ from the plain ones by"
-                f" {difference:.1e} of the largest (allowed {allowed:.0e})"
-            )
-        self._storage = PagedStorage(self._shapes, num_blocks, block_size)
+        self._cuts: AnyShape | FixedShapes = AnyShape()
+        self._check(probe, loaded)
+        if deterministic:
+            self._cuts = prove(self._forward, self._use_pool, loaded.vocab_size, block_size)
+            log.info("deterministic: forwards of %s tokens, tiles of %d", self._cuts.sizes, self._cuts.width)
+            self._check(probe, loaded)
+        self._use_pool(num_blocks, block_size)
         _evaluate(self._storage.arrays())
 
     @property
@@ -133,21 +130,54 @@ class Engine:
 
     def logits(self, rows: Sequence[Row]) -> mx.array:
         """Logits ``[R, vocab]`` of the rows that draw; K and V of all go to the pool. One-token rows come first."""
-        geometry = Geometry(rows, self._storage.block_size)
+        *earlier, last = self._cuts.cut(rows)
+        drawn = []
+        for piece in earlier:
+            logits = self._forward(piece)
+            if any(row.draws for row in piece.rows):
+                drawn.append(logits)
+            # Done before the next one begins: the pool is written in place only while nothing waits to read it.
+            _evaluate([*drawn, *self._storage.arrays()])
+        logits = self._forward(last)
+        if drawn and not any(row.draws for row in last.rows):
+            return mx.concatenate(drawn)
+        return mx.concatenate([*drawn, logits]) if drawn else logits
+
+    def _forward(self, piece: Piece) -> mx.array:
+        """Logits of the rows that draw; if none does, of one that means nothing."""
+        geometry = Geometry(piece.rows, self._storage.block_size, piece.num_padded, piece.width)
         ends: list[int] = []
         ids: list[int] = []
-        for row in rows:
+        for row in piece.rows:
             ids += row.tokens[row.start : row.start + row.num_new]
             if row.draws:
                 ends.append(len(ids) - 1)
-        self._head.aim(mx.array(ends or [0]))
+        ids += [0] * geometry.num_padding
+        self._head.aim(mx.array(ends + [0] * (max(piece.num_draws, 1) - len(ends))))
         out = self._model(mx.array(ids)[:, None], cache=layer_caches(self._storage, geometry))
         if geometry.num_attended != len(self._shapes):
             raise RuntimeError(f"{geometry.num_attended} of {len(self._shapes)} layers attended by block table")
-        return self._head.finish(out)
+        return self._head.finish(out)[: max(len(ends), 1)]
+
+    def _use_pool(self, num_blocks: int, block_size: int) -> None:
+        self._storage = PagedStorage(self._shapes, num_blocks, block_size)
+
+    def _check(self, probe: _Probe, loaded: LoadedModel) -> None:
+        """Raises StartError where the step does not give the model's own logits."""
+        self._use_pool(_Probe.NUM_BLOCKS, _Probe.BLOCK_SIZE)
+        try:
+            difference = probe.compare(self.logits)
+        except Exception as error:
+            raise StartError(f"{_family(loaded)} cannot be served yet: {type(error).__name__}: {error}") from error
+        allowed = PROBE_TOLERANCE.get(self._shapes[0].dtype, PROBE_TOLERANCE[mx.bfloat16])
+        if not difference <= allowed:
+            raise StartError(
+                f"{_family(loaded)} cannot be served yet: its ragged logits differ from the plain ones by"
+                f" {difference:.1e} of the largest (allowed {allowed:.0e})"
+            )
 
     def _fault(self, error: Exception) -> EngineFault:
-        self._storage = PagedStorage(self._shapes, self._storage.num_blocks, self._storage.block_size)
+        self._use_pool(self._storage.num_blocks, self._storage.block_size)
         return EngineFault(f"{type(error).__name__}: {error}")
 
 

@@ -1,0 +1,92 @@
+"""Which blocks each query looks at, as arrays that all layers share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from app.scheduler.plan import Row
+
+
+@dataclass(frozen=True, slots=True)
+class TileIndex:
+    """What ``gather_mm`` multiplies, for layers with ``num_heads`` KV heads."""
+
+    queries: mx.array  # [P, num_heads] tile * num_heads + head
+    blocks: mx.array  # [P, num_heads] block * num_heads + head
+    pairs: mx.array  # [P, num_heads] counts up: one matrix of probabilities a pair and head
+
+
+class Tiles:
+    """The queries of some rows, ``width`` to a tile: neighbouring positions of one request that see the same blocks.
+
+    A tile begins at a multiple of ``width``, which divides the block size, so a query's place in its tile and the
+    blocks of the tile follow from its position alone. A place whose token is not in this step repeats another query,
+    whose result is dropped. A pair is one (tile, block) the tile looks at; there are P of them over N tiles.
+    """
+
+    def __init__(self, rows: Sequence[Row], first: int, width: int, block_size: int) -> None:
+        """``first`` is where the rows' tokens begin among those of the step; they lie one after the other."""
+        self.width = width
+        spans = [range(row.start // width, (row.start + row.num_new - 1) // width + 1) for row in rows]
+        numbers = np.concatenate([np.asarray(span) for span in spans])
+        counts = numbers * width // block_size + 1
+        self.num_tiles = len(numbers)
+        self._set_places(rows, spans, first)
+        owned = [np.asarray(row.blocks) for row, span in zip(rows, spans, strict=True) for _ in span]
+        self._pair_tiles = np.repeat(np.arange(self.num_tiles), counts)
+        self._pair_blocks = np.concatenate([blocks[:count] for blocks, count in zip(owned, counts, strict=True)])
+        ends = np.cumsum(counts)
+        seen = (np.arange(ends[-1]) - np.repeat(ends - counts, counts))[:, None] * block_size + np.arange(block_size)
+        positions = (numbers[:, None] * width + np.arange(width))[self._pair_tiles]
+        hidden = seen[:, None, :] > positions[:, :, None]
+        self.pair_tiles = mx.array(self._pair_tiles)
+        self.bias = mx.array(np.where(hidden, -np.inf, 0.0).astype(np.float32))[:, None, :, None, :]
+        segments = np.stack([ends - counts, ends], axis=1) + (np.arange(width) * ends[-1])[:, None, None]
+        self._segments = mx.array(segments.reshape(-1, 2).astype(np.uint32))
+        self._ones = mx.ones((1, width * int(ends[-1])))
+        self._index: dict[int, TileIndex] = {}
+
+    def _set_places(self, rows: Sequence[Row], spans: Sequence[range], first: int) -> None:
+        if self.width == 1:
+            self._tokens: slice | mx.array = slice(first, first + self.num_tiles)
+            self._places: mx.array | None = None
+            return
+        begins = np.cumsum([0] + [len(span) for span in spans])
+        positions = np.concatenate([np.arange(row.start, row.start + row.num_new) for row in rows])
+        shifts = np.repeat(begins[:-1] - [span.start for span in spans], [row.num_new for row in rows])
+        tile, place = positions // self.width + shifts, positions % self.width
+        tokens = np.full((self.num_tiles, self.width), first)
+        tokens[tile, place] = first + np.arange(len(positions))
+        self._tokens, self._places = mx.array(tokens), mx.array(place * self.num_tiles + tile)
+
+    def index(self, num_heads: int) -> TileIndex:
+        if num_heads not in self._index:
+            heads = np.arange(num_heads)
+            self._index[num_heads] = TileIndex(
+                queries=mx.array((self._pair_tiles[:, None] * num_heads + heads).astype(np.uint32)),
+                blocks=mx.array((self._pair_blocks[:, None] * num_heads + heads).astype(np.uint32)),
+                pairs=mx.arange(len(self._pair_tiles) * num_heads, dtype=mx.uint32).reshape(-1, num_heads),
+            )
+        return self._index[num_heads]
+
+    def gather(self, queries: mx.array, num_heads: int) -> mx.array:
+        """The step's ``queries [T, query_heads, 1, dim]`` as ``[N * num_heads, width * group, dim]``."""
+        own = queries[self._tokens].reshape(self.num_tiles, self.width, num_heads, -1, queries.shape[-1])
+        return own.swapaxes(1, 2).reshape(self.num_tiles * num_heads, -1, queries.shape[-1])
+
+    def sum_pairs(self, parts: mx.array) -> mx.array:
+        """Add up what the pairs of each query hold: ``[P, heads, width, group, dim]`` to ``[width * N, ...]``.
+
+        One product with ones for each query: its shape depends on how many blocks the query sees, on nothing else.
+        """
+        _, heads, _, group, dim = parts.shape
+        flat = parts.transpose(2, 0, 1, 3, 4).reshape(-1, heads * group * dim).astype(mx.float32)
+        return mx.segmented_mm(self._ones, flat, self._segments).reshape(-1, heads, group, dim)
+
+    def scatter(self, results: mx.array) -> mx.array:
+        """Results ``[width * N, ...]`` in the order of the rows' tokens."""
+        return results if self._places is None else results[self._places]
