@@ -14,24 +14,23 @@ class NoPlots(MlxcelError):
     """matplotlib is not installed, or cannot write such a file."""
 
 
-def draw_simulation(reports: Sequence[dict[str, Any]], path: Path) -> None:
-    """Waits and goodput by number of hosts, where several were tried, and occupancy over time of the last one.
+def draw_simulation(reports: Sequence[dict[str, Any]], shown: dict[str, Any], path: Path) -> None:
+    """Waits and goodput by number of hosts, where several were tried, and occupancy over time of the one to be ``shown``.
 
     Raises:
         NoPlots: see there.
     """
     pyplot = _pyplot()
     figure, (curve, places, pool) = pyplot.subplots(1, 3, figsize=(15, 4), layout="constrained")
-    ranked = sorted(reports, key=lambda report: report["hosts"])
-    hosts = [report["hosts"] for report in ranked]
+    hosts = [report["hosts"] for report in reports]
     for name in ("p50", "p95"):
-        curve.plot(hosts, [report["ttft_s"][name] for report in ranked], marker="o", label=f"TTFT {name}")
+        curve.plot(hosts, [report["ttft_s"][name] for report in reports], marker="o", label=f"TTFT {name}")
     curve.set(xlabel="hosts", ylabel="seconds", ylim=(0, None), title="TTFT")
-    spans = reports[-1]["occupancy"]
+    spans = shown["occupancy"]
     at_s = [span["at_s"] for span in spans]
     for name in ("running", "waiting"):
         places.plot(at_s, [span[name] for span in spans], label=name)
-    places.set(xlabel="seconds", ylabel="requests", ylim=(0, None), title=f"{reports[-1]['hosts']} hosts")
+    places.set(xlabel="seconds", ylabel="requests", ylim=(0, None), title=f"{shown['hosts']} hosts")
     pool.plot(at_s, [100 * span["pool_share"] for span in spans], label="blocks held")
     pool.set(xlabel="seconds", ylabel="% of the pool", ylim=(0, 100), title="block pool")
     for axes in (curve, places, pool):

@@ -102,21 +102,17 @@ def run(arguments: argparse.Namespace) -> int:
         return reports[num_hosts]["ttft_s"]["p95"] <= arguments.ttft and not played.refused
 
     least, most = arguments.hosts
-    if least == most:
-        is_enough(least)
-        answer = None
-    else:
-        enough = fewest_hosts(is_enough, least, most)
+    enough = fewest_hosts(is_enough, least, most)
+    runs = [reports[number] for number in sorted(reports)]
+    print(table(runs))
+    if least < most:
         answer = f"{enough} hosts" if enough else f"more than {most} hosts"
-        answer = f"TTFT p95 within {arguments.ttft:g} s and nobody refused: {answer}"
-    print(table([reports[number] for number in sorted(reports)]))
-    if answer:
-        print(answer)
+        print(f"TTFT p95 within {arguments.ttft:g} s and nobody refused: {answer}")
     if arguments.json:
-        figures = {"cost": asdict(cost), "runs": [reports[number] for number in sorted(reports)]}
+        figures = {"cost": asdict(cost), "runs": runs}
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
     if arguments.plot:
-        charts.draw_simulation(list(reports.values()), arguments.plot)
+        charts.draw_simulation(runs, reports[enough or most], arguments.plot)
     return 0
 
 
