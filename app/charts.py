@@ -15,7 +15,7 @@ class NoPlots(MlxcelError):
 
 
 def draw_simulation(reports: Sequence[dict[str, Any]], shown: dict[str, Any], path: Path) -> None:
-    """Waits and goodput by number of hosts, where several were tried, and occupancy over time of the one to be ``shown``.
+    """TTFT by number of hosts, and occupancy over time of the run to be ``shown``.
 
     Raises:
         NoPlots: see there.
