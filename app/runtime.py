@@ -51,7 +51,7 @@ class Runtime:
             settings.queue_timeout,
         )
         self.service = Service(self._worker, lambda *times: self.metrics.observe_request(*times))
-        self.metrics = Metrics(self.service, VERSION)
+        self.metrics = Metrics(self.service, VERSION, settings.fingerprint)
         self.app: Starlette = create_app(self.service, settings, self.metrics)
         self.failed = self._worker.failed
 
