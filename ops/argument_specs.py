@@ -17,6 +17,13 @@ HEAD = "---\n# Written by `make docs` from app/settings.py and fleet_options.yml
 TYPES = {bool: "bool", int: "int", float: "float", tuple: "list"}
 
 
+class IndentedDumper(yaml.SafeDumper):
+    """Writes list items deeper than their key, as Ansible's linter wants them."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
 def parts_of(annotation: Any) -> list[Any]:
     """A type and everything nested in it."""
     return [annotation, *(part for inner in get_args(annotation) for part in parts_of(inner))]
@@ -47,7 +54,7 @@ def render_specs() -> str:
         "short_description": "One server of the fleet, brought to a release and settings, verified or restored",
         "options": own | settings,
     }
-    return HEAD + yaml.safe_dump({"argument_specs": {"main": main}}, sort_keys=False, width=120)
+    return HEAD + yaml.dump({"argument_specs": {"main": main}}, Dumper=IndentedDumper, sort_keys=False, width=120)
 
 
 if __name__ == "__main__":

@@ -219,7 +219,7 @@ def test_a_release_that_fails_stops_at_the_first_host_and_is_taken_back(fleet: F
     before = [state_of(host) | {"pid": ""} for host in fleet.servers]
     pids = [state_of(host)["pid"] for host in fleet.servers[1:]]
     broken = make_release(
-        fleet.folder, "0.1.2", {"app/serve.py": ('EXIT_OK = 0', 'raise RuntimeError("broken")')}
+        fleet.folder, "0.1.2", {"app/runtime.py": ('log.info("loading %s", path)', 'raise StartError("broken")')}
     )
     played = fleet.play("upgrade", mlxcel_fleet_release=str(broken), mlxcel_fleet_ready_timeout_s=6)
     assert played.code != 0
@@ -229,6 +229,13 @@ def test_a_release_that_fails_stops_at_the_first_host_and_is_taken_back(fleet: F
     assert version_of(fleet.servers[0]) == "0.1.1"
     assert {stream(fleet.gateway)[::2] for _ in range(6)} == {(200, True)}
     assert "0.1.2" not in fleet.servers[0].run("ls /opt/mlxcel/generations/*/release/lib/python*/site-packages")
+
+
+def test_launchd_is_played_as_the_contract_has_it(fleet: Fleet) -> None:
+    """The same script asks the stand-in here and launchd itself on a Mac (`make mac-contract`)."""
+    claims = fleet.servers[0].run(f"sh {ROOT}/launchd/contract.sh").splitlines()
+    assert len(claims) > 10
+    assert [claim for claim in claims if not claim.startswith("so: ")] == []
 
 
 def test_a_killed_server_comes_back(fleet: Fleet) -> None:

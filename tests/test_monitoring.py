@@ -48,7 +48,7 @@ def test_every_alert_comes_when_it_should() -> None:
 
 def test_every_alert_has_its_paragraph() -> None:
     names = set(re.findall(r"alert: (\w+)", (OPS / "prometheus/rules.yml").read_text()))
-    page = (OPS.parent / "docs/fleet.md").read_text()
+    page = (OPS.parent / "docs/operations.md").read_text()
     assert {name for name in names if f"**{name}**" not in page} == set()
 
 
