@@ -35,8 +35,8 @@ def option_of(name: str) -> dict[str, Any]:
     parts = parts_of(field.annotation)
     has_text_form = any(isinstance(part, BeforeValidator) and part is not WORD for part in [*parts, *field.metadata])
     words = next((list(get_args(part)) for part in parts if get_origin(part) is Literal), None)
-    kind = next((TYPES[part] for part in map(lambda part: get_origin(part) or part, parts) if part in TYPES), "str")
-    option: dict[str, Any] = {"type": "str" if has_text_form and kind != "list" or words else kind}
+    kind = next((TYPES[part] for part in (get_origin(part) or part for part in parts) if part in TYPES), "str")
+    option: dict[str, Any] = {"type": "str" if words or (has_text_form and kind != "list") else kind}
     if option["type"] == "list":
         option["elements"] = "str"
     if words and kind == "str":

@@ -1,8 +1,8 @@
 """One archive that installs a release on a host without a network: ``python -m ops.wheelhouse PLATFORM [PYTHON ...]``.
 
-The archive is ``dist/mlxcel-VERSION-PLATFORM.tar``: ``wheels/`` and a ``requirements.txt`` that pins each by its hash, as
-ops/requirements/ does, with the markers already decided. pip decides markers for the Python it runs on and not for the
-platform it is asked about, so a Linux machine can only collect a Mac's wheels when that is done here.
+The archive is ``dist/mlxcel-VERSION-PLATFORM.tar``: ``wheels/`` and a ``requirements.txt`` that pins each by its hash,
+as ops/requirements/ does, with the markers already decided. pip decides markers for the Python it runs on and not for
+the platform it is asked about, so a Linux machine can only collect a Mac's wheels when that is done here.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def collect(platform: str, python: str, folder: Path) -> list[str]:
 
 
 def pack(folder: Path, requirements: list[str], archive: Path) -> None:
-    """Write ``folder``, which holds wheels/, and the requirements as one archive whose bytes depend on its content only."""
+    """Write ``folder``, which holds wheels/, and the requirements as an archive that equal content makes equal."""
     (folder / "requirements.txt").write_text("\n".join(dict.fromkeys(requirements)) + "\n")
 
     def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -1,4 +1,4 @@
-"""What is deployed with: lint of every kind, job files that launchd would take, the role's variables, and the wheelhouse."""
+"""What is deployed with: lint, job files that launchd would take, the role's variables, and the wheelhouse."""
 
 from __future__ import annotations
 
@@ -51,7 +51,17 @@ def test_containerfile() -> None:
 def test_playbooks_by_the_production_profile() -> None:
     path = f"{Path(tool('ansible-lint')).parent}:/usr/bin:/bin:/usr/sbin:/sbin"
     environment = {"PATH": path, "HOME": str(Path.home()), "ANSIBLE_CONFIG": "ansible/ansible.cfg"}
-    run(tool("ansible-lint"), "--offline", "-q", "--profile", "production", "-c", "ansible/lint.yml", "ansible", env=environment)
+    run(
+        tool("ansible-lint"),
+        "--offline",
+        "-q",
+        "--profile",
+        "production",
+        "-c",
+        "ansible/lint.yml",
+        "ansible",
+        env=environment,
+    )
 
 
 @pytest.mark.parametrize("name", ["server", "wired-limit"])
@@ -84,8 +94,16 @@ def test_every_setting_is_a_typed_variable() -> None:
     options = yaml.safe_load(render_specs())["argument_specs"]["main"]["options"]
     assert {variable(name).lower() for name in Settings.model_fields} <= set(options)
     assert option_of("api_keys")["no_log"] is True
-    kinds = {name: option_of(name)["type"] for name in ("port", "offline", "drain_timeout", "max_body_bytes", "model_alias")}
-    assert kinds == {"port": "int", "offline": "bool", "drain_timeout": "float", "max_body_bytes": "str", "model_alias": "list"}
+    kinds = {
+        name: option_of(name)["type"] for name in ("port", "offline", "drain_timeout", "max_body_bytes", "model_alias")
+    }
+    assert kinds == {
+        "port": "int",
+        "offline": "bool",
+        "drain_timeout": "float",
+        "max_body_bytes": "str",
+        "model_alias": "list",
+    }
     assert option_of("device")["choices"] == ["auto", "gpu", "cpu"]
 
 
@@ -117,7 +135,9 @@ plain==3.0 \\
         ("linux-x86_64", "3.11", ["mlx==1.0", "mlx-cpu==1.0", "old==2.0", "plain==3.0"]),
     ],
 )
-def test_markers_are_decided_for_the_host_and_not_for_this_machine(platform: str, python: str, names: list[str]) -> None:
+def test_markers_are_decided_for_the_host_and_not_for_this_machine(
+    platform: str, python: str, names: list[str]
+) -> None:
     entries = wheelhouse.requirements_for(LOCK, wheelhouse.environment_of(platform, python))
     assert [entry.split()[0] for entry in entries] == names
     assert entries[0] == "mlx==1.0 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb"
@@ -127,7 +147,9 @@ def test_every_lock_entry_is_understood() -> None:
     lock = (ROOT / "ops/requirements/serve.txt").read_text()
     entries = wheelhouse.requirements_for(lock, wheelhouse.environment_of("macos-arm64", "3.12"))
     assert len(entries) > 30
-    assert all(re.fullmatch(r"[\w.-]+(\[[\w,-]+\])?==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+", entry) for entry in entries)
+    assert all(
+        re.fullmatch(r"[\w.-]+(\[[\w,-]+\])?==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+", entry) for entry in entries
+    )
 
 
 def test_equal_sources_give_an_equal_archive(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The playbooks on three hosts of our own, over real ssh: deploy, upgrade under load, failure, rollback, drain, removal."""
+"""The playbooks on hosts of our own, over real ssh: deploy, upgrade under load, failure, rollback, drain, removal."""
 
 from __future__ import annotations
 
@@ -58,7 +58,15 @@ class Fleet:
         given = self.folder / "variables.json"
         given.write_text(json.dumps(self.variables | variables))
         done = subprocess.run(
-            [str(ANSIBLE), f"ansible/{book}.yml", "-i", str(self.folder / "inventory.json"), "-e", f"@{given}", *options],
+            [
+                str(ANSIBLE),
+                f"ansible/{book}.yml",
+                "-i",
+                str(self.folder / "inventory.json"),
+                "-e",
+                f"@{given}",
+                *options,
+            ],
             cwd=ROOT,
             env=os.environ
             | {
@@ -80,7 +88,9 @@ class Fleet:
         for line in text.partition("PLAY RECAP")[2].splitlines():
             host, _, counts = line.partition(" : ")
             if counts:
-                stats[host.strip()] = {name: int(number) for name, number in (pair.split("=") for pair in counts.split())}
+                stats[host.strip()] = {
+                    name: int(number) for name, number in (pair.split("=") for pair in counts.split())
+                }
         return Played(done.returncode, stats, text)
 
 
@@ -184,11 +194,21 @@ def test_a_setting_that_is_not_allowed_reaches_no_server(fleet: Fleet) -> None:
 
 def stream(url: str, num_tokens: int = 100) -> tuple[int, int, bool]:
     """Status, events and whether the end was a proper one, of one streamed answer."""
-    body = {"prompt": "Once upon a time", "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+    body = {
+        "prompt": "Once upon a time",
+        "max_tokens": num_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=300) as response:
         lines = [line for line in response.iter_lines() if line.startswith("data: ")]
         chunks = [json.loads(line[6:]) for line in lines if line != "data: [DONE]"]
-        return response.status_code, len(chunks), lines[-1:] == ["data: [DONE]"] and not any("error" in c for c in chunks)
+        return (
+            response.status_code,
+            len(chunks),
+            lines[-1:] == ["data: [DONE]"] and not any("error" in c for c in chunks),
+        )
 
 
 def test_an_upgrade_under_load_cuts_no_stream(fleet: Fleet) -> None:

@@ -34,8 +34,9 @@ def run(*words: object) -> str:
 
 
 @needs_promtool
-def test_the_configuration_is_accepted() -> None:
-    run(PROMTOOL, "check", "config", OPS / "prometheus/prometheus.yml")
+@pytest.mark.parametrize("name", ["prometheus.yml", "compose.yml"])
+def test_the_configuration_is_accepted(name: str) -> None:
+    run(PROMTOOL, "check", "config", OPS / "prometheus" / name)
 
 
 @needs_promtool

@@ -109,7 +109,7 @@ def _only_one(target: Path) -> Iterator[None]:
 
 @contextmanager
 def _writable(path: Path, spare: Path) -> Iterator[Path]:
-    """``path``, or a passing copy at ``spare`` where this account may not write it: MLX opens GGUF files for writing."""
+    """``path``, or a copy at ``spare`` where this account may not write it: MLX opens GGUF files for writing."""
     if os.access(path, os.W_OK):
         yield path
         return

@@ -1,7 +1,7 @@
-"""Hosts of our own on one machine: each has its network, processes and files, an sshd, and what a Mac has in launchd's place.
+"""Hosts of our own on one machine: each has its network, processes and files, an sshd, and a stand-in for launchd.
 
-A host's files are this machine's, seen through an overlay: what is written on the host lies in memory and is gone at the
-end. Needs root on Linux.
+A host's files are this machine's, seen through an overlay: what is written on the host lies in memory and is gone at
+the end. Needs root on Linux.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SetEnv PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
 """
 # What a Mac says of itself. `sysctl` remembers what it is told; everything else of it is this machine's own.
 MAC = {
-    "usr/local/bin/launchctl": "exec {python} {root}/tests/fleet/launchd.py ctl \"$@\"",
+    "usr/local/bin/launchctl": 'exec {python} {root}/tests/fleet/launchd.py ctl "$@"',
     "usr/local/bin/sw_vers": "echo 15.5",
     "usr/local/bin/pmset": "printf 'AC Power:\\n sleep                0\\n autorestart          1\\n'",
     "usr/local/bin/fdesetup": "echo 'FileVault is Off.'",
@@ -113,7 +113,9 @@ def ssh_options(key: Path) -> list[str]:
 
 
 def _sh(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, env=os.environ | {"PATH": os.environ["PATH"] + ":/usr/sbin:/sbin"})
+    subprocess.run(
+        words, check=True, capture_output=True, env=os.environ | {"PATH": os.environ["PATH"] + ":/usr/sbin:/sbin"}
+    )
 
 
 @contextmanager
@@ -129,7 +131,15 @@ def hosts(folder: Path, names: list[str], macs: bool = True) -> Iterator[list[Ho
         _sh("ip", "address", "add", f"{NETWORK}.1/24", "dev", bridge)
         _sh("ip", "link", "set", bridge, "up")
         made = [
-            stack.enter_context(_host(folder, bridge, f"mx{token}-{number}", Host(name, f"{NETWORK}.{number + 10}", folder / name / "upper", key), macs))
+            stack.enter_context(
+                _host(
+                    folder,
+                    bridge,
+                    f"mx{token}-{number}",
+                    Host(name, f"{NETWORK}.{number + 10}", folder / name / "upper", key),
+                    macs,
+                )
+            )
             for number, name in enumerate(names)
         ]
         for host in made:
@@ -164,8 +174,11 @@ def _host(folder: Path, bridge: str, namespace: str, host: Host, macs: bool) -> 
         )
         with (folder / f"{host.name}.log").open("wb") as log:
             process = subprocess.Popen(
-                ["ip", "netns", "exec", namespace, "unshare", "--mount", "--pid", "--uts", "--ipc", "--fork"]
-                + ["--kill-child=SIGKILL", "/bin/sh", "-c", script],
+                [
+                    *("ip", "netns", "exec", namespace),
+                    *("unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child=SIGKILL"),
+                    *("/bin/sh", "-c", script),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -190,7 +203,9 @@ def _furnish(host: Host, macs: bool) -> None:
     # sshd without PAM lets nobody into an account that is locked.
     lines = Path("/etc/shadow").read_text().splitlines()
     shadow = host.upper / "etc/shadow"
-    shadow.write_text("".join(f"root:*:{line.split(':', 2)[2]}\n" if line.startswith("root:") else line + "\n" for line in lines))
+    shadow.write_text(
+        "".join(f"root:*:{line.split(':', 2)[2]}\n" if line.startswith("root:") else line + "\n" for line in lines)
+    )
     shadow.chmod(0o600)
     (host.upper / "tmp").mkdir()
     (host.upper / "tmp").chmod(0o1777)

@@ -1,7 +1,7 @@
-"""A stand-in for macOS's launchd and launchctl, for machines that are no Macs: ``launchd.py daemon`` and ``launchd.py ctl``.
+"""A stand-in for macOS's launchd and launchctl where there is no Mac: ``launchd.py daemon`` and ``launchd.py ctl``.
 
-It does what the project relies on, in the way macOS is known to do it: ``bootout`` returns before the process has ended,
-a label that is still loaded cannot be bootstrapped, and a job file that anybody else may write is refused.
+It does what the project relies on, in the way macOS is known to do it: ``bootout`` returns before the process has
+ended, a label that is still loaded cannot be bootstrapped, and a job file that anybody else may write is refused.
 """
 
 from __future__ import annotations
@@ -231,7 +231,9 @@ class Launchd:
         job.wake.set()
 
     def kill(self, number: str, target: str) -> None:
-        self.find(target).send(int(number) if number.isdecimal() else signal.Signals[f"SIG{number.removeprefix('SIG')}"])
+        self.find(target).send(
+            int(number) if number.isdecimal() else signal.Signals[f"SIG{number.removeprefix('SIG')}"]
+        )
 
     def show(self, target: str) -> str:
         job = self.find(target)
@@ -242,13 +244,19 @@ class Launchd:
         return "\n".join([*lines, "}"]) + "\n"
 
     def list(self) -> str:
-        rows = [(job.process.pid if job.process else "-", job.last_exit or 0, label) for label, job in self.jobs.items()]
+        rows = [
+            (job.process.pid if job.process else "-", job.last_exit or 0, label) for label, job in self.jobs.items()
+        ]
         return "PID\tStatus\tLabel\n" + "".join("\t".join(map(str, row)) + "\n" for row in rows)
 
 
 def label_of(target: str) -> str:
     """``system/LABEL`` -> ``LABEL``; a job file's path -> its label."""
-    return target.removeprefix("system/") if not target.startswith("/") else plistlib.loads(Path(target).read_bytes())["Label"]
+    return (
+        target.removeprefix("system/")
+        if not target.startswith("/")
+        else plistlib.loads(Path(target).read_bytes())["Label"]
+    )
 
 
 def daemon() -> None:

@@ -1,4 +1,4 @@
-"""Archives as `make wheelhouse` packs them, small: the project's real wheel, and the packages of this environment by a path."""
+"""Archives as `make wheelhouse` packs them, but small: the real wheel, and this environment's packages by a path."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Asks the server on this host, with the settings in the environment: ``run release/bin/python probe.py COMMAND``.
 
-    ready SECONDS              return when it is ready, or fail after that many seconds
-    canary PROMPT ANSWER N     N streamed answers, each holding ANSWER: JSON with the median time to the first token,
-                               and what runs beside what should
+ready SECONDS              return when it is ready, or fail after that many seconds
+canary PROMPT ANSWER N     N streamed answers, each holding ANSWER: JSON with the median time to the first token,
+                           and what runs beside what should
 """
 
 import json
