@@ -51,7 +51,7 @@ compose-up: ## start SERVERS servers from that image behind HAProxy on port 8080
 	$(COMPOSE) -f ops/compose.yaml up -d --scale server=$(SERVERS)
 
 compose-down: ## stop them
-	$(COMPOSE) -f ops/compose.yaml down
+	$(COMPOSE) -f ops/compose.yaml down --remove-orphans
 
 mac-contract: ## on a Mac: whether launchd does what the deployment relies on (changes nothing that stays; asks for sudo)
 	sudo /bin/sh launchd/contract.sh

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-NETWORK = "198.18.77"  # of the range that is set apart for tests of networks
+NETWORK = f"198.18.{os.getpid() % 250}"  # of the range that is set apart for tests of networks
 # What must be there and readable for every account of a host: the project and the Python that runs the tests.
 SHOWN = sorted({str(ROOT), sys.prefix, sys.base_prefix})
 TOOLS = ("ip", "unshare", "sshd", "ssh", "ssh-keygen", "chroot", "mount")
@@ -51,6 +51,14 @@ iogpu.wired_limit_mb=*) echo "${{1#*=}}" > /run/wired_limit ;;
 *) exit 1 ;;
 esac""",
 }
+# Whether this machine lets root do what a host is made of; it leaves nothing.
+PROBE = """
+mount -t tmpfs tmpfs /mnt
+mkdir /mnt/upper /mnt/work /mnt/root
+mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work /mnt/root
+ip link add bridge0 type bridge
+ip link add one type veth peer name other
+"""
 BOOT = """
 set -eu
 mount --make-rprivate /
@@ -103,7 +111,9 @@ def missing() -> str | None:
     search = os.environ["PATH"] + ":/usr/sbin:/sbin"
     if absent := [tool for tool in TOOLS if shutil.which(tool, path=search) is None]:
         return f"test hosts need {', '.join(absent)}"
-    probe = subprocess.run(["unshare", "--net", "--mount", "--pid", "--fork", "true"], capture_output=True, text=True)
+    probe = subprocess.run(
+        ["unshare", "--net", "--mount", "--pid", "--fork", "sh", "-ec", PROBE], capture_output=True, text=True
+    )
     return None if probe.returncode == 0 else f"test hosts need namespaces: {probe.stderr.strip()}"
 
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # One look at a host that changes nothing: what it lacks, a line each, then what it has and what runs on it, as name=value.
-# Exit code 1 if a lack is not accepted. Reads PLATFORM (empty: as the host says), HOME_DIR, PYTHON, MIN_MACOS, MIN_DISK_GB, MIN_MEMORY_GB, WIRED_LIMIT_MB and ACCEPT (words, see `lack`).
+# Exit code 1 if a lack is not accepted. Reads PLATFORM (empty: as the host says), HOME_DIR, ACCOUNT, PYTHON, MIN_MACOS, MIN_DISK_GB, MIN_MEMORY_GB, WIRED_LIMIT_MB and ACCEPT (words, see `lack`).
 set -eu
 failed=0
 PLATFORM=${PLATFORM:-$(uname -s)}
@@ -59,6 +59,7 @@ python=$(find_python)
 echo "has: $memory_gb GB of memory, $disk_gb GB free"
 echo "platform=$PLATFORM"
 echo "python=$python"
+if id -u "$ACCOUNT" >/dev/null 2>&1; then echo "account=$ACCOUNT"; fi
 if cd "$HOME_DIR" 2>/dev/null; then
     for release in releases/*/complete; do [ ! -e "$release" ] || echo "$(dirname "$release")=there"; done
     for sums in models/*/SHA256SUMS; do

@@ -13,7 +13,7 @@ DOCUMENTATION = r"""
 module: mlxcel_generation
 short_description: One release with one configuration, as an immutable folder
 description:
-  - Its name is a digest of the release and of every file, so equal wishes give the same folder, and any change a new one.
+  - Its name is a digest of the release and of every file. Equal wishes give the same folder, any change a new one.
   - A new one is checked with C(serve --check) by its own release before it gets its name.
 options:
   home: {type: path, required: true, description: the folder that holds releases/ and generations/}
