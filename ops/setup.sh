@@ -55,6 +55,8 @@ missing_test_tools() {
         shellcheck:shellcheck xmllint:libxml2-utils; do
         PATH=$PATH:/usr/sbin:/sbin command -v "${tool%:*}" >/dev/null 2>&1 || printf '%s ' "${tool#*:}"
     done
+    [ -x /lib/systemd/systemd ] || printf 'systemd '
+    /usr/bin/python3 -c 'import apt_pkg' 2>/dev/null || printf 'python3-apt '
 }
 
 install_system_packages() {

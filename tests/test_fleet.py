@@ -27,6 +27,7 @@ ANSIBLE = shutil.which("ansible-playbook", path=f"{sys.prefix}/bin:{os.environ['
 WHY_NOT = fleet_hosts.missing() or (None if ANSIBLE else "ansible-playbook is not installed")
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 PORT = 8000
+SEES_ALL = r"[Service]\nProtectHome=no\nPrivateTmp=no"
 CLIENTS = 12
 NUM_STREAMS = 120
 PAUSE_S = 4.0
@@ -51,10 +52,11 @@ class Fleet:
     folder: Path
     servers: list[Host]
     gateway: str
+    linux: Host | None
     variables: dict[str, Any]
 
-    def play(self, book: str, *options: str, **variables: Any) -> Played:
-        """Run a playbook against the fleet."""
+    def play(self, book: str, *options: str, inventory: str = "inventory", **variables: Any) -> Played:
+        """Run a playbook against the fleet, or what another inventory names."""
         given = self.folder / "variables.json"
         given.write_text(json.dumps(self.variables | variables))
         done = subprocess.run(
@@ -62,7 +64,7 @@ class Fleet:
                 str(ANSIBLE),
                 f"ansible/{book}.yml",
                 "-i",
-                str(self.folder / "inventory.json"),
+                str(self.folder / f"{inventory}.json"),
                 "-e",
                 f"@{given}",
                 *options,
@@ -94,7 +96,7 @@ class Fleet:
         return Played(done.returncode, stats, text)
 
 
-def write_inventory(folder: Path, groups: dict[str, list[Host]]) -> None:
+def write_inventory(path: Path, groups: dict[str, list[Host]]) -> None:
     variables = {
         "ansible_user": "root",
         "ansible_become": False,
@@ -109,7 +111,7 @@ def write_inventory(folder: Path, groups: dict[str, list[Host]]) -> None:
         }
         for group, members in groups.items()
     }
-    (folder / "inventory.json").write_text(json.dumps(inventory))
+    path.write_text(json.dumps(inventory))
 
 
 def state_of(host: Host) -> dict[str, str]:
@@ -128,12 +130,16 @@ def fleet(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     shutil.copytree(tiny_model_dir, model)
     sums = [sys.executable, str(ROOT / "ansible/roles/mlxcel/files/sums.py"), "write", str(model)]
     subprocess.run(sums, check=True)
-    with fleet_hosts.hosts(folder, ["mac-01", "mac-02", "mac-03", "gateway"]) as (*servers, gateway):
-        write_inventory(folder, {"mlxcel_servers": servers, "mlxcel_balancers": [gateway]})
+    names = ["mac-01", "mac-02", "mac-03", "gateway"] + ["linux-01"] * Path("/lib/systemd/systemd").exists()
+    with fleet_hosts.hosts(folder, names) as made:
+        servers, gateway, linux = made[:3], made[3], made[4] if len(made) > 4 else None
+        write_inventory(folder / "inventory.json", {"mlxcel_servers": servers, "mlxcel_balancers": [gateway]})
+        write_inventory(folder / "linux.json", {"mlxcel_servers": [linux] if linux else []})
         yield Fleet(
             folder,
             servers,
             f"http://{gateway.address}:8080",
+            linux,
             {
                 "mlxcel_fleet_platform": "Darwin",
                 "mlxcel_fleet_python": sys._base_executable,
@@ -262,10 +268,7 @@ def test_a_killed_server_comes_back(fleet: Fleet) -> None:
     host = fleet.servers[0]
     pid = state_of(host)["pid"]
     host.run(f"kill -9 {pid}")
-    deadline = time.monotonic() + 30
-    while state_of(host)["pid"] in ("", pid) or not is_ready(host):
-        assert time.monotonic() < deadline, "it did not come back"
-        time.sleep(0.2)
+    wait_for_restart(host, pid)
 
 
 def test_a_restart_that_was_forgotten_is_made_up_for(fleet: Fleet) -> None:
@@ -298,6 +301,31 @@ def test_uninstall_leaves_nothing(fleet: Fleet) -> None:
         assert left == []
         assert host.run("launchctl list").splitlines() == ["PID\tStatus\tLabel"]
         assert host.run("id _mlxcel; pgrep -f mlxcel", check=False) == ""
+
+
+def test_a_linux_host_under_systemd(fleet: Fleet) -> None:
+    host = fleet.linux
+    if host is None:
+        pytest.skip("systemd is not installed")
+    on_linux = {"inventory": "linux", "mlxcel_fleet_platform": "", "mlxcel_fleet_label": "mlxcel"}
+    # This tree and its Python may lie where the unit does not let a server look.
+    host.run(f"cd /etc/systemd/system && mkdir mlxcel.service.d && printf '{SEES_ALL}' > mlxcel.service.d/test.conf")
+    assert fleet.play("upgrade", **on_linux).code == 0
+    pid = state_of(host)["pid"]
+    assert host.run(f"ps -o user= -p {pid}").strip() == "_mlxcel"
+    host.run(f"kill -9 {pid}")
+    wait_for_restart(host, pid)
+    assert fleet.play("uninstall", **on_linux).code == 0
+    assert (
+        host.run("ls -d /opt/mlxcel /etc/systemd/system/mlxcel.service 2>/dev/null; pgrep -f mlxcel", check=False) == ""
+    )
+
+
+def wait_for_restart(host: Host, pid: str) -> None:
+    deadline = time.monotonic() + 60
+    while state_of(host)["pid"] in ("", pid) or not is_ready(host):
+        assert time.monotonic() < deadline, "it did not come back"
+        time.sleep(0.2)
 
 
 def is_ready(host: Host) -> bool:

@@ -75,11 +75,29 @@ mount --rbind /dev {root}/dev
 mount -t tmpfs tmpfs {root}/run
 mkdir -p {root}/run/sshd
 hostname {name}
-exec chroot {root} /bin/sh -c '
-{extra}
-exec /usr/sbin/sshd -D -e -f /etc/ssh/fleet_sshd
-'
+{last}
 """
+SSHD_ALONE = "exec chroot {root} /usr/sbin/sshd -D -e -f /etc/ssh/fleet_sshd"
+# sshd in the first place, and the stand-in for launchd beside it.
+MAC_BOOT = """exec chroot {root} /bin/sh -c '
+{python} {project}/tests/fleet/launchd.py daemon &
+exec /usr/sbin/sshd -D -e -f /etc/ssh/fleet_sshd
+'"""
+# A real systemd with no service of this machine but journal and sshd.
+SYSTEMD_BOOT = """mount -t sysfs sysfs {root}/sys
+mount -t cgroup2 cgroup2 {root}/sys/fs/cgroup
+rm -rf {root}/etc/systemd/system/*.wants {root}/usr/lib/systemd/system/sysinit.target.wants
+rm -rf {root}/usr/lib/systemd/system/multi-user.target.wants {root}/usr/lib/systemd/system/timers.target.wants
+mkdir -p {root}/etc/systemd/system/multi-user.target.wants
+ln -s ../fleet-sshd.service {root}/etc/systemd/system/multi-user.target.wants/fleet-sshd.service
+export container=lxc
+exec chroot {root} /lib/systemd/systemd --system --unit=multi-user.target --log-target=console
+"""
+SSHD_UNIT = """[Service]
+RuntimeDirectory=sshd
+ExecStart=/usr/sbin/sshd -D -e -f /etc/ssh/fleet_sshd
+"""
+BOOTS = {"mac": MAC_BOOT, "linux": SYSTEMD_BOOT}
 
 
 @dataclass(frozen=True)
@@ -90,6 +108,10 @@ class Host:
     address: str
     upper: Path
     key: Path
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition("-")[0]
 
     def run(self, command: str, check: bool = True) -> str:
         """What a command prints on the host, by ssh."""
@@ -129,8 +151,11 @@ def _sh(*words: str) -> None:
 
 
 @contextmanager
-def hosts(folder: Path, names: list[str], macs: bool = True) -> Iterator[list[Host]]:
-    """Hosts that accept ssh as root with one key, on a bridge with this machine, and nothing else in reach."""
+def hosts(folder: Path, names: list[str]) -> Iterator[list[Host]]:
+    """Hosts that accept ssh as root with one key, on a bridge with this machine, and nothing else in reach.
+
+    A name says what a host is: ``mac-`` with the stand-in for launchd, ``linux-`` with systemd, others with sshd alone.
+    """
     token = f"{os.getpid() % 100000}"
     bridge = f"mxb{token}"
     key = folder / "key"
@@ -140,25 +165,17 @@ def hosts(folder: Path, names: list[str], macs: bool = True) -> Iterator[list[Ho
         stack.callback(_sh, "ip", "link", "del", bridge)
         _sh("ip", "address", "add", f"{NETWORK}.1/24", "dev", bridge)
         _sh("ip", "link", "set", bridge, "up")
-        made = [
-            stack.enter_context(
-                _host(
-                    folder,
-                    bridge,
-                    f"mx{token}-{number}",
-                    Host(name, f"{NETWORK}.{number + 10}", folder / name / "upper", key),
-                    macs,
-                )
-            )
-            for number, name in enumerate(names)
-        ]
+        made = []
+        for number, name in enumerate(names):
+            host = Host(name, f"{NETWORK}.{number + 10}", folder / name / "upper", key)
+            made.append(stack.enter_context(_host(folder, bridge, f"mx{token}-{number}", host)))
         for host in made:
             _wait_for_ssh(host)
         yield made
 
 
 @contextmanager
-def _host(folder: Path, bridge: str, namespace: str, host: Host, macs: bool) -> Iterator[Host]:
+def _host(folder: Path, bridge: str, namespace: str, host: Host) -> Iterator[Host]:
     home = folder / host.name
     home.mkdir()
     with ExitStack() as stack:
@@ -166,7 +183,7 @@ def _host(folder: Path, bridge: str, namespace: str, host: Host, macs: bool) -> 
         stack.callback(_sh, "umount", "--lazy", str(home))
         for name in ("upper", "work", "root"):
             (home / name).mkdir()
-        _furnish(host, macs)
+        _furnish(host)
         _sh("ip", "netns", "add", namespace)
         stack.callback(_sh, "ip", "netns", "del", namespace)
         _sh("ip", "link", "add", f"{namespace}v", "type", "veth", "peer", "name", "eth0", "netns", namespace)
@@ -180,13 +197,13 @@ def _host(folder: Path, bridge: str, namespace: str, host: Host, macs: bool) -> 
             name=host.name,
             shown=" ".join(SHOWN),
             walked=" ".join(sorted({str(folder) for path in SHOWN for folder in Path(path).parents} - {"/"})),
-            extra=f"{sys.executable} {ROOT}/tests/fleet/launchd.py daemon &" if macs else "",
+            last=BOOTS.get(host.kind, SSHD_ALONE).format(root=home / "root", python=sys.executable, project=ROOT),
         )
         with (folder / f"{host.name}.log").open("wb") as log:
             process = subprocess.Popen(
                 [
                     *("ip", "netns", "exec", namespace),
-                    *("unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child=SIGKILL"),
+                    *("unshare", "--mount", "--pid", "--uts", "--ipc", "--cgroup", "--fork", "--kill-child=SIGKILL"),
                     *("/bin/sh", "-c", script),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -201,7 +218,7 @@ def _host(folder: Path, bridge: str, namespace: str, host: Host, macs: bool) -> 
             process.wait()
 
 
-def _furnish(host: Host, macs: bool) -> None:
+def _furnish(host: Host) -> None:
     """What a host has that this machine has not, written into its upper layer before it boots."""
     ssh = host.upper / "etc/ssh"
     ssh.mkdir(parents=True)
@@ -219,7 +236,9 @@ def _furnish(host: Host, macs: bool) -> None:
     shadow.chmod(0o600)
     (host.upper / "tmp").mkdir()
     (host.upper / "tmp").chmod(0o1777)
-    if not macs:
+    (host.upper / "etc/systemd/system").mkdir(parents=True)
+    (host.upper / "etc/systemd/system/fleet-sshd.service").write_text(SSHD_UNIT)
+    if host.kind != "mac":
         return
     (host.upper / "Library/LaunchDaemons").mkdir(parents=True)
     for name, body in MAC.items():
