@@ -198,7 +198,7 @@ def test_a_setting_that_is_not_allowed_reaches_no_server(fleet: Fleet) -> None:
     assert [state_of(host) for host in fleet.servers] == before
 
 
-def stream(url: str, num_tokens: int = 100) -> tuple[int, int, bool]:
+def stream(url: str, num_tokens: int = 60) -> tuple[int, int, bool]:
     """Status, events and whether the end was a proper one, of one streamed answer."""
     body = {
         "prompt": "Once upon a time",
@@ -286,7 +286,7 @@ def test_rollback_and_drain(fleet: Fleet) -> None:
     assert fleet.play("rollback", "-l", "mac-03").code == 0
     assert [version_of(host) for host in fleet.servers] == ["0.1.1", "0.1.1", "0.1.0"]
     with ThreadPoolExecutor(CLIENTS) as pool:
-        long = [pool.submit(stream, fleet.gateway, 2000) for _ in range(CLIENTS // 2)]
+        long = [pool.submit(stream, fleet.gateway, 800) for _ in range(CLIENTS // 2)]
         assert fleet.play("drain", "-l", "mac-03").code == 0
         assert {one.result()[::2] for one in long} == {(200, True)}, "who was served when it began is served to the end"
     before = completed(fleet.servers[2])
