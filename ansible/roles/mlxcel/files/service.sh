@@ -48,7 +48,11 @@ systemd)
     job=/etc/systemd/system/$LABEL.service
     pid_of() { systemctl show -p MainPID --value "$LABEL" | grep -v '^0$' || true; }
     stop_job() { [ ! -e "$job" ] || systemctl stop "$LABEL"; }
-    start_job() { systemctl daemon-reload && systemctl reset-failed "$LABEL" 2>/dev/null; systemctl enable --quiet --now "$LABEL"; }
+    start_job() {
+        systemctl daemon-reload
+        systemctl reset-failed "$LABEL" 2>/dev/null || true # it has not failed
+        systemctl enable --quiet --now "$LABEL"
+    }
     forget_job() { systemctl disable --quiet "$LABEL" 2>/dev/null || true; }
     wired_job=
     prepare() { :; }
