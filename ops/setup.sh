@@ -51,7 +51,7 @@ has_ensurepip() { "$python" -c 'import ensurepip' 2>/dev/null; }
 # nobody's machine gets an SSH server unasked.
 missing_test_tools() {
     [ "$(id -u)" = 0 ] || return 0
-    for tool in sshd:openssh-server ssh:openssh-client ip:iproute2 haproxy:haproxy promtool:prometheus \
+    for tool in sshd:openssh-server ssh:openssh-client ip:iproute2 ps:procps haproxy:haproxy promtool:prometheus \
         shellcheck:shellcheck xmllint:libxml2-utils; do
         PATH=$PATH:/usr/sbin:/sbin command -v "${tool%:*}" >/dev/null 2>&1 || printf '%s ' "${tool#*:}"
     done
