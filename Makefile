@@ -1,14 +1,21 @@
 # Everything a person types. The work of the set-up is in ops/setup.sh; the versions are in ops/requirements/.
 PYTHON := .venv/bin/python
 UV ?= uv
+ENGINE ?= podman
+COMPOSE ?= $(ENGINE) compose
+SERVERS ?= 2
+EMBEDDED_MODEL ?= 1
+PLATFORM ?= macos-arm64
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 LOCK := env -u PIP_FIND_LINKS $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 \
 	--no-config --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test bench figures determinism format docs lock clean
+.PHONY: help serve test test-deploy bench figures determinism format docs wheelhouse sums image compose-up \
+	compose-down mac-contract lock clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 serve: ## set up what is missing, then serve the embedded model on 127.0.0.1:8080
 	@ops/setup.sh serve
@@ -33,18 +40,44 @@ determinism: ## play 1,000 random schedules in deterministic mode; every request
 	@ops/setup.sh dev
 	$(PYTHON) -m loadtest.determinism --schedules 1000
 
+test-deploy: ## only the tests of the fleet: hosts of their own over ssh, balancer, alerts (root, Linux)
+	@ops/setup.sh dev
+	$(PYTHON) -m pytest tests/test_rollout.py tests/test_deploy_files.py tests/test_monitoring.py
+
+wheelhouse: ## pack a release that installs without a network: PLATFORM=macos-arm64 PYTHONS="3.12 3.13"
+	@ops/setup.sh serve
+	$(PYTHON) -m ops.wheelhouse $(PLATFORM) $(PYTHONS)
+
+sums: ## write the checksums of a model to deploy: MODEL=path/to/folder
+	python3 ansible/roles/mlxcel/files/sums.py write $(MODEL)
+
+image: ## build the container image localhost/mlxcel (EMBEDDED_MODEL=0 leaves the model out)
+	$(ENGINE) build --format docker -f ops/Containerfile -t localhost/mlxcel \
+		--build-arg VERSION=$(VERSION) --build-arg REVISION=$(shell git rev-parse --short HEAD 2>/dev/null) \
+		--build-arg EMBEDDED_MODEL=$(EMBEDDED_MODEL) $(IMAGE_FLAGS) .
+
+compose-up: ## start SERVERS servers from that image behind HAProxy on port 8080, with Prometheus on 9090
+	$(COMPOSE) -f ops/compose.yaml up -d --scale server=$(SERVERS)
+
+compose-down: ## stop them
+	$(COMPOSE) -f ops/compose.yaml down --remove-orphans
+
+mac-contract: ## on a Mac: whether launchd does what the deployment relies on (changes nothing that stays; asks for sudo)
+	sudo /bin/sh launchd/contract.sh
+
 format: ## let ruff put imports and layout in order
 	@ops/setup.sh dev
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
-docs: ## write docs/configuration.md from app/settings.py
+docs: ## write docs/configuration.md and the Ansible role's variables from app/settings.py
 	@ops/setup.sh serve
 	$(PYTHON) -m ops.configuration_page > docs/configuration.md
+	$(PYTHON) -m ops.argument_specs > ansible/roles/mlxcel/meta/argument_specs.yml
 
 lock: ## resolve pyproject.toml again and write ops/requirements/*.txt (needs uv)
 	$(LOCK) --upgrade pyproject.toml -o ops/requirements/serve.txt
-	$(LOCK) --upgrade --extra dev --extra load -c ops/requirements/serve.txt pyproject.toml -o ops/requirements/dev.txt
+	$(LOCK) --upgrade --extra dev --extra load --extra fleet -c ops/requirements/serve.txt pyproject.toml -o ops/requirements/dev.txt
 	$(LOCK) --upgrade --no-deps ops/requirements/model.in -o ops/requirements/model.txt
 	$(LOCK) --upgrade --no-deps ops/requirements/build.in -o ops/requirements/build.txt
 

@@ -79,9 +79,9 @@ LABELLED: tuple[tuple[str, str, str, Callable[[Snapshot], Values]], ...] = (
 class SnapshotCollector(Collector):
     """Turns one snapshot into families, so that a scrape is consistent and counting costs the tick nothing."""
 
-    def __init__(self, service: Observed, version: str) -> None:
+    def __init__(self, service: Observed, version: str, fingerprint: str) -> None:
         self.service = service
-        self.version = version
+        self.build = [version, fingerprint]
 
     def collect(self) -> Iterator[Metric]:
         snapshot, block_bytes = self.service.snapshot(), self.service.bytes_per_block
@@ -95,17 +95,18 @@ class SnapshotCollector(Collector):
                 family.add_metric([value], number)
             yield family
         yield GaugeMetricFamily("mlxcel_tick_age_seconds", "Age of the running tick.", value=self.service.tick_age_s())
-        build = GaugeMetricFamily("mlxcel_build_info", "Always 1; the label tells the version.", labels=["version"])
-        build.add_metric([self.version], 1)
+        text = "Always 1; the labels tell the version and the fingerprint of the settings."
+        build = GaugeMetricFamily("mlxcel_build_info", text, labels=["version", "fingerprint"])
+        build.add_metric(self.build, 1)
         yield build
 
 
 class Metrics:
     """All families of one server, in a registry of their own. Safe to feed from any thread."""
 
-    def __init__(self, service: Observed, version: str) -> None:
+    def __init__(self, service: Observed, version: str, fingerprint: str = "") -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(SnapshotCollector(service, version))
+        self.registry.register(SnapshotCollector(service, version, fingerprint))
         self._responses = Counter("mlxcel_requests", "HTTP responses.", ["status"], registry=self.registry)
         for status in STATUS_CLASSES:
             self._responses.labels(status)

@@ -55,7 +55,7 @@ class Runtime:
             self._recordings.dump,
         )
         self.service = Service(self._worker, lambda *times: self.metrics.observe_request(*times), self._recordings.read)
-        self.metrics = Metrics(self.service, VERSION)
+        self.metrics = Metrics(self.service, VERSION, settings.fingerprint)
         self.app: Starlette = create_app(self.service, settings, self.metrics)
         self.failed = self._worker.failed
 

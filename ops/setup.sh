@@ -47,13 +47,26 @@ has_blis() {
 has_blas() { has_blis || "$python" -c 'import ctypes; ctypes.CDLL("libopenblas.so.0")' 2>/dev/null; }
 has_ensurepip() { "$python" -c 'import ensurepip' 2>/dev/null; }
 
+# Packages for the tests of the fleet. They make hosts, which only root can: for anybody else those tests are skipped, and
+# nobody's machine gets an SSH server unasked.
+missing_test_tools() {
+    [ "$(id -u)" = 0 ] || return 0
+    for tool in sshd:openssh-server ssh:openssh-client ip:iproute2 ps:procps haproxy:haproxy promtool:prometheus \
+        shellcheck:shellcheck xmllint:libxml2-utils; do
+        PATH=$PATH:/usr/sbin:/sbin command -v "${tool%:*}" >/dev/null 2>&1 || printf '%s ' "${tool#*:}"
+    done
+    [ -x /lib/systemd/systemd ] || printf 'systemd '
+    /usr/bin/python3 -c 'import apt_pkg' 2>/dev/null || printf 'python3-apt '
+}
+
 install_system_packages() {
     [ "$(uname)" = Linux ] || return 0
     wanted=
     has_blis || ! is_debian || wanted="libblis4-openmp"
     has_ensurepip || wanted="$wanted python3-venv"
+    [ "$kind" != dev ] || wanted="$wanted $(missing_test_tools)"
     # shellcheck disable=SC2086  # a list of package names
-    if [ -n "$wanted" ] && is_debian && ! apt_install $wanted; then
+    if [ -n "${wanted# }" ] && is_debian && ! apt_install $wanted; then
         say "apt is not available to this user, or failed: going on without it"
     fi
     has_blas && return 0

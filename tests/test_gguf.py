@@ -223,6 +223,14 @@ def test_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
         import_gguf(tmp_path / "missing.gguf", tmp_path / "out", silent)
 
 
+def test_a_file_that_may_not_be_written_is_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a release that belongs to root: MLX would open the file itself for writing."""
+    source = write_tiny(tmp_path / "tiny.gguf")
+    monkeypatch.setattr(gguf.os, "access", lambda path, mode: False)
+    import_gguf(source, tmp_path / "out", silent)
+    assert {file.suffix for file in (tmp_path / "out").iterdir()} == {".json", ".safetensors"}
+
+
 def test_import_that_fails_leaves_nothing(tmp_path: Path) -> None:
     def fail(step: str) -> None:
         if "weights" in step:

@@ -77,11 +77,11 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
         ("prompt_cache_evictions_total", {"reason": "lru"}, 18),
         ("prompt_cache_evictions_total", {"reason": "ttl"}, 19),
         ("tick_age_seconds", {}, 2.5),
-        ("build_info", {"version": "1.2.3"}, 1),
+        ("build_info", {"version": "1.2.3", "fingerprint": "c0ffee"}, 1),
     ],
 )
 def test_the_snapshot_is_what_a_scrape_reads(name: str, labels: dict[str, str], number: float) -> None:
-    metrics = Metrics(ScriptedService(snap=SNAPSHOT, age_s=2.5), "1.2.3")
+    metrics = Metrics(ScriptedService(snap=SNAPSHOT, age_s=2.5), "1.2.3", "c0ffee")
     assert value(metrics, f"mlxcel_{name}", **labels) == number
 
 

@@ -89,7 +89,8 @@ def import_gguf(path: Path, target: Path, report: Callable[[str], None]) -> None
             shutil.rmtree(partial, ignore_errors=True)  # of an import that was killed: the lock says that none runs
             partial.mkdir()
             try:
-                _write(path, partial, report)
+                with _writable(path, partial / "source.gguf") as source:
+                    _write(path, source, partial, report)
                 partial.rename(target)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -106,10 +107,21 @@ def _only_one(target: Path) -> Iterator[None]:
         yield
 
 
-def _write(path: Path, folder: Path, report: Callable[[str], None]) -> None:
+@contextmanager
+def _writable(path: Path, spare: Path) -> Iterator[Path]:
+    """``path``, or a copy at ``spare`` where this account may not write it: MLX opens GGUF files for writing."""
+    if os.access(path, os.W_OK):
+        yield path
+        return
+    shutil.copyfile(path, spare)
+    yield spare
+    spare.unlink()
+
+
+def _write(path: Path, source: Path, folder: Path, report: Callable[[str], None]) -> None:
     report(f"reading {path.name} ({path.stat().st_size / 2**20:.0f} MiB)")
     try:
-        loaded = mx.load(str(path), format="gguf", return_metadata=True)
+        loaded = mx.load(str(source), format="gguf", return_metadata=True)
     except (RuntimeError, ValueError) as error:
         raise StartError(f"{path} is not a GGUF file that MLX can read: {error}") from error
     tensors, values = cast(tuple[dict[str, mx.array], dict[str, Any]], loaded)
