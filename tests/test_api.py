@@ -407,6 +407,16 @@ def test_ignored_fields_are_named_or_refused() -> None:
         ),
         (errors.Overloaded(), 503, {"message": "Server is busy. Retry later.", "type": "overloaded"}),
         (
+            errors.MemoryShortage(),
+            503,
+            {
+                "message": "There is not enough memory for the context of this request at the moment. Retry later.",
+                "type": "overloaded",
+                "param": None,
+                "code": "request_memory_budget_exceeded",
+            },
+        ),
+        (
             RuntimeError("secret"),
             500,
             {"message": "internal error", "type": "server_error", "param": None, "code": None},

@@ -47,6 +47,8 @@ def test_an_answer_that_nobody_reads_is_cancelled(monkeypatch: pytest.MonkeyPatc
     async def body() -> None:
         async with playing(spelled("abcdefghijkl" * 4), num_steps=1) as stage:
             unread = await stage.service.complete(["p"], Ask(n=2))
+            stage.engine.allow(12)
+            await until(lambda: not stage.worker._sinks)  # cancelled, before the answer can come to its end
             stage.engine.allow()
             await until(lambda: stage.worker.snapshot.counters.completed == {"cancelled": 2})
             assert stage.worker.snapshot.pool.live == 0
