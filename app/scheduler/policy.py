@@ -14,6 +14,8 @@ CHUNK_ALONE = 2048
 CHUNK_BESIDE_DECODE = 512
 # A chunk below this costs a tick and brings next to nothing.
 LEAST_CHUNK = 16
+# How often a request may be in a step that fails as a whole, and still be tried again.
+MAX_FAULTS = 1
 # What the highest priority is worth in waiting. So nobody is overtaken by a request that came twice as long after it.
 HEAD_START_S = 600.0
 

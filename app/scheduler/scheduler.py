@@ -19,9 +19,6 @@ from app.scheduler.snapshot import Counters, Snapshot, observe
 
 log = logging.getLogger("mlxcel.scheduler")
 
-# How often a request may be in a step that fails as a whole, and still be tried again.
-MAX_FAULTS = 1
-
 
 class Scheduler:
     """Requests from arrival to end. A tick is ``plan``, a forward by the engine, ``apply``; nothing comes between.
@@ -103,16 +100,17 @@ class Scheduler:
         if any_reclaimed and not self._seats.running:
             return self.plan(now)  # the only row has pushed itself out: it needs a larger pool
         chunks, copies = self._choose_chunks(may_admit=not any_reclaimed)
-        shares = [*((request, 1) for request in self._seats.decoding), *chunks]
-        rows = [Row.of(request, num_new, self._tables.blocks(request.id)) for request, num_new in shares]
-        rows.sort(key=lambda row: row.num_new > 1)
+        blocks = self._tables.blocks
+        rows = [Row.of(request, 1, blocks(request.id)) for request in self._seats.decoding]
+        chunks.sort(key=lambda chunk: chunk[1] > 1)  # one token is a row like those that decode
+        rows += [Row.of(request, share, blocks(request.id)) for request, share in chunks]
         return Plan(tuple(rows), tuple(copies))
 
     def apply(self, plan: Plan, result: Result, now: float) -> list[Event]:
         """Enter what the forward brought: computed tokens, drawn tokens, ends. Events come in the order of the rows."""
         events: list[Event] = []
         num_prefill = num_decode = num_chunks = 0
-        draws, failures = result.draws, result.failures
+        draws, failures, block_size = result.draws, result.failures, self._tables.block_size
         for row in plan.rows:
             request = self._seats[row.request_id]
             draw = draws.get(request.id)
@@ -123,7 +121,8 @@ class Scheduler:
                 events.append(self._announce(request))
             request.num_computed += row.num_new
             try:
-                self._tables.publish(request.id, request.tokens, request.num_computed)
+                if row.num_new > 1 or request.num_computed % block_size == 0:  # a block may have become full
+                    self._tables.publish(request.id, request.tokens, request.num_computed)
             except Exception as error:
                 log.error("request %d failed when its blocks were published: %s", request.id, kind_and_place(error))
                 events.append(self._finish(request, FinishReason.ERROR, request.num_output, now))
@@ -165,7 +164,7 @@ class Scheduler:
         for row in plan.rows:
             request = self._seats[row.request_id]
             request.num_faults += 1
-            if request.num_faults > MAX_FAULTS:
+            if request.num_faults > policy.MAX_FAULTS:
                 events.append(self._finish(request, FinishReason.ERROR, request.num_output, now))
         for request in list(self._seats.running):
             self._requeue(request, "fault")
@@ -194,8 +193,9 @@ class Scheduler:
 
         Says whether anybody lost its blocks: if so nobody is admitted in this tick, or blocks would go to and fro.
         """
-        any_reclaimed = False
-        for request in self._seats.decoding:
+        any_reclaimed, block_size = False, self._tables.block_size
+        # A row that decodes has blocks for all its tokens but the newest, which may be the first of the next block.
+        for request in [each for each in self._seats.decoding if (len(each.tokens) - 1) % block_size == 0]:
             while request.state is State.DECODING:
                 try:
                     self._tables.grow(request.id, len(request.tokens))
