@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     host.add_argument("--queue-depth", type=_depth, default=32, metavar="N", help="who may wait there, or none; 32")
     host.add_argument("--blocks", type=_positive, default=1024, help="blocks of its pool; 1024")
     host.add_argument("--block-size", type=_positive, default=32, help="tokens a block; 32")
-    host.add_argument("--chunk", type=int, metavar="N", help="prefill chunk in tokens; 2048 alone, 512 beside decode")
+    host.add_argument("--chunk", type=int, metavar="N", help="prefill chunk in tokens; 2048 alone, 512 beside others")
     host.add_argument("--watermark", type=float, default=0.01, help="share kept free at admission; 0.01")
     host.add_argument("--itl-budget", type=_above_zero, metavar="MS", help="keep gaps within, by smaller chunks")
     host.add_argument("--enable-preemption", action="store_true")

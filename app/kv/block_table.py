@@ -110,12 +110,10 @@ class BlockTables:
         Raises:
             OutOfBlocks: not enough are free; nothing was taken.
         """
-        blocks = self._tables[request_id].blocks
-        num_missing = -(-num_tokens // self.block_size) - len(blocks)
-        if num_missing > 0:  # seldom, and asked of every row in every tick
-            if num_missing > self.pool.num_free:
-                raise OutOfBlocks(num_missing, self.pool.num_free)
-            blocks.extend([self._take() for _ in range(num_missing)])
+        num_missing = self.num_missing(request_id, num_tokens)
+        if num_missing > self.pool.num_free:
+            raise OutOfBlocks(num_missing, self.pool.num_free)
+        self._tables[request_id].blocks.extend([self._take() for _ in range(num_missing)])
 
     def publish(self, request_id: int, tokens: Sequence[int], num_computed: int) -> None:
         """Key the blocks that the first ``num_computed`` tokens fill. Call it once their K and V are in the pool."""
