@@ -51,7 +51,9 @@ class Geometry:
         self._places = positions % block_size
         num_singles = sum(1 for row in rows if row.num_new == 1)
         singles, longer = rows[:num_singles], rows[num_singles:]
-        self.tiles = [Tiles(singles, 0, 1, block_size)] if singles else []
+        # A BLAS takes a single query for a vector, which costs a fifth of a small matrix of three (docs/benchmarks.md).
+        apart = width is None and on_cpu()
+        self.tiles = [Tiles(singles, 0, 1, block_size, apart)] if singles else []
         self.chunks: list[Chunk] = []
         if longer and width is not None:
             self.tiles.append(Tiles(longer, num_singles, math.gcd(width, block_size), block_size))
@@ -121,16 +123,16 @@ def _attend_tiles(queries: mx.array, pool: LayerPool, tiles: Tiles, scale: float
     heads, width, size = pool.shape.num_heads, tiles.width, pool.block_size
     group = queries.shape[1] // heads
     keys, values = pool.tiles()
-    index, rows = tiles.index(heads), tiles.pair_tiles
+    index, rows = tiles.index(heads, group), tiles.pair_tiles
     # In powers of two: the factor goes into the queries, where it costs nothing.
-    scaled = tiles.gather(queries * (scale * LOG2_E), heads)
+    scaled = tiles.gather(queries * (scale * LOG2_E), heads, index.height)
     scores = mx.gather_mm(scaled, keys.swapaxes(-1, -2), index.queries, index.blocks)
     scores = scores.reshape(-1, heads, width, group, size) + tiles.bias
     peak = mx.full((tiles.num_tiles, heads, width, group, 1), -mx.inf, scores.dtype)
     peak = peak.at[rows].maximum(scores.max(-1, keepdims=True))
     weights = mx.power(2.0, scores - peak[rows])  # [P, heads, width, group, block_size]
     partial = mx.gather_mm(
-        weights.astype(values.dtype).reshape(-1, width * group, size), values, index.pairs, index.blocks
+        weights.astype(values.dtype).reshape(-1, index.height, size), values, index.pairs, index.blocks
     )
     total, summed = (
         tiles.sum_pairs(part.reshape(-1, heads, width, group, part.shape[-1]))

@@ -13,11 +13,13 @@ from app.scheduler.plan import Row
 
 @dataclass(frozen=True, slots=True)
 class TileIndex:
-    """What ``gather_mm`` multiplies, for layers with ``num_heads`` KV heads."""
+    """What ``gather_mm`` multiplies, for layers with ``num_heads`` KV heads: M products a pair, each of ``height``
+    queries with one head of one block."""
 
-    queries: mx.array  # [P, num_heads] tile * num_heads + head
-    blocks: mx.array  # [P, num_heads] block * num_heads + head
-    pairs: mx.array  # [P, num_heads] counts up: one matrix of probabilities a pair and head
+    height: int
+    queries: mx.array  # [P, M] tile * M + product
+    blocks: mx.array  # [P, M] block * num_heads + head
+    pairs: mx.array  # [P, M] counts up: one matrix of probabilities a pair and product
 
 
 class Tiles:
@@ -28,9 +30,11 @@ class Tiles:
     whose result is dropped. A pair is one (tile, block) the tile looks at; there are P of them over N tiles.
     """
 
-    def __init__(self, rows: Sequence[Row], first: int, width: int, block_size: int) -> None:
-        """``first`` is where the rows' tokens begin among those of the step; they lie one after the other."""
+    def __init__(self, rows: Sequence[Row], first: int, width: int, block_size: int, apart: bool = False) -> None:
+        """``first`` is where the rows' tokens begin among those of the step; they lie one after the other. ``apart``:
+        each query is multiplied for itself, not together with those that share its KV head; for a width of one."""
         self.width = width
+        self._apart = apart
         spans = [range(row.start // width, (row.start + row.num_new - 1) // width + 1) for row in rows]
         numbers = np.concatenate([np.asarray(span) for span in spans])
         counts = numbers * width // block_size + 1
@@ -48,7 +52,7 @@ class Tiles:
         segments = np.stack([ends - counts, ends], axis=1) + (np.arange(width) * ends[-1])[:, None, None]
         self._segments = mx.array(segments.reshape(-1, 2).astype(np.uint32))
         self._ones = mx.ones((1, width * int(ends[-1])))
-        self._index: dict[int, TileIndex] = {}
+        self._index: dict[tuple[int, int], TileIndex] = {}
 
     def _set_places(self, rows: Sequence[Row], spans: Sequence[range], first: int) -> None:
         if self.width == 1:
@@ -63,20 +67,23 @@ class Tiles:
         tokens[tile, place] = first + np.arange(len(positions))
         self._tokens, self._places = mx.array(tokens), mx.array(place * self.num_tiles + tile)
 
-    def index(self, num_heads: int) -> TileIndex:
-        if num_heads not in self._index:
-            heads = np.arange(num_heads)
-            self._index[num_heads] = TileIndex(
-                queries=mx.array((self._pair_tiles[:, None] * num_heads + heads).astype(np.uint32)),
+    def index(self, num_heads: int, group: int) -> TileIndex:
+        """For ``num_heads`` KV heads, each shared by ``group`` query heads."""
+        if (num_heads, group) not in self._index:
+            products = np.arange(num_heads * group if self._apart else num_heads)
+            heads = products * num_heads // len(products)
+            self._index[num_heads, group] = TileIndex(
+                height=1 if self._apart else self.width * group,
+                queries=mx.array((self._pair_tiles[:, None] * len(products) + products).astype(np.uint32)),
                 blocks=mx.array((self._pair_blocks[:, None] * num_heads + heads).astype(np.uint32)),
-                pairs=mx.arange(len(self._pair_tiles) * num_heads, dtype=mx.uint32).reshape(-1, num_heads),
+                pairs=mx.arange(len(self._pair_tiles) * len(products), dtype=mx.uint32).reshape(-1, len(products)),
             )
-        return self._index[num_heads]
+        return self._index[num_heads, group]
 
-    def gather(self, queries: mx.array, num_heads: int) -> mx.array:
-        """The step's ``queries [T, query_heads, 1, dim]`` as ``[N * num_heads, width * group, dim]``."""
+    def gather(self, queries: mx.array, num_heads: int, height: int) -> mx.array:
+        """The step's ``queries [T, query_heads, 1, dim]`` as ``[N * M, height, dim]``; see ``TileIndex``."""
         own = queries[self._tokens].reshape(self.num_tiles, self.width, num_heads, -1, queries.shape[-1])
-        return own.swapaxes(1, 2).reshape(self.num_tiles * num_heads, -1, queries.shape[-1])
+        return own.swapaxes(1, 2).reshape(-1, height, queries.shape[-1])
 
     def sum_pairs(self, parts: mx.array) -> mx.array:
         """Add up what the pairs of each query hold: ``[P, heads, width, group, dim]`` to ``[width * N, ...]``.
