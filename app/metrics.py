@@ -59,6 +59,7 @@ COUNTERS: tuple[tuple[str, str, Callable[[Snapshot], float]], ...] = (
     ("batch_prefill_chunks", "Prefill chunks run.", lambda s: s.counters.prefill_chunks),
     ("batch_mixed_steps", "Ticks with decoding rows and a chunk.", lambda s: s.counters.mixed_steps),
     ("batch_prefill_grants", "Chunks let in beside live decode.", lambda s: s.counters.prefill_grants),
+    ("batch_reclaim_passes", "Ticks in which decode took a block.", lambda s: s.counters.reclaim_passes),
     ("prompt_cache_hits", "Admissions that adopted a prefix.", lambda s: s.prefix.hits),
     ("prompt_cache_prefix_tokens_reused", "Prompt tokens not computed again.", lambda s: s.prefix.tokens_reused),
 )
