@@ -20,7 +20,7 @@ from tests.recorded import drive, recorded_scheduler, saved
 
 def step(scheduler: RecordedScheduler, began_s: float, ended_s: float, token: int = 5) -> Plan:
     plan = scheduler.plan(began_s)
-    scheduler.apply(plan, Result({row.request_id: Draw(token) for row in plan.rows if row.draws}), ended_s)
+    scheduler.apply(plan, Result({row.request_id: (Draw(token),) for row in plan.rows if row.draws}), ended_s)
     return plan
 
 
