@@ -15,15 +15,17 @@ from app.scheduler.plan import Draw, Result
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.recorder import RecordedScheduler
 from app.scheduler.recording import Recording, from_json, to_json
-from app.scheduler.speculation import PromptLookup
+from app.scheduler.speculation import Drafter, PromptLookup
 
 END = 9
 
 
-def recorded_scheduler(num_ticks: int = 100, num_blocks: int = 40, **config: object) -> RecordedScheduler:
+def recorded_scheduler(
+    num_ticks: int = 100, num_blocks: int = 40, drafter: Drafter | None = None, **config: object
+) -> RecordedScheduler:
     pool = BlockPool(num_blocks)
     tables = BlockTables(pool, PrefixCache(pool, 4, True, 1), 4)
-    return RecordedScheduler(SchedulerConfig(**config), tables, num_ticks)  # type: ignore[arg-type]
+    return RecordedScheduler(SchedulerConfig(**config), tables, num_ticks, drafter)  # type: ignore[arg-type]
 
 
 def saved(scheduler: RecordedScheduler) -> Recording:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from app.request import Request, State
+from app.request import FinishReason, Request, State
 from app.scheduler import policy
+from app.scheduler.plan import Draw
 
 
 def row(arrival: int, num_output: int, priority: int = 0) -> Request:
@@ -185,3 +186,22 @@ def test_what_has_waited_long_enough_is_not_preempted():
 def test_preemption_policies(name, victim):
     rows = [row(0, 3, priority=0), row(1, 8, priority=1), row(2, 4, priority=0), row(3, 4, priority=1)]
     assert policy.preemption_victim(rows, name).arrival == victim
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "tokens", "num_taken", "reason"),
+    [
+        (9, (), 0, None),
+        (9, (5,), 1, None),
+        (9, (5, 6, 7), 3, None),
+        (9, (5, 1, 7), 2, FinishReason.STOP),
+        (9, (1,), 1, FinishReason.STOP),
+        (4, (5, 6, 7), 2, FinishReason.LENGTH),  # two of four were drawn before
+        (4, (5, 1, 7), 2, FinishReason.STOP),  # the end token comes first
+        (3, (5,), 1, FinishReason.LENGTH),
+    ],
+)
+def test_draws_are_taken_up_to_the_end(max_tokens, tokens, num_taken, reason):
+    request = Request(0, [3, 3, 8, 8], 2, max_tokens, end_tokens=frozenset({1}))
+    draws = tuple(Draw(token) for token in tokens)
+    assert policy.taken(request, draws) == (draws[:num_taken], reason)

@@ -103,6 +103,9 @@ class WildDrafter:
         tokens += [(answer(tokens) + 1) % VOCABULARY] * self.random.randint(0, 2)
         return tuple(tokens[len(request.tokens) :])
 
+    def may_propose(self, request: Request) -> bool:
+        return True
+
     def learn(self, request_id: int, num_proposed: int, num_right: int) -> None:
         assert num_right == min(num_proposed, self.right[request_id]), "right as far as it was, and no further"
         self.told.append((num_proposed, num_right))

@@ -13,7 +13,7 @@ from app.request import FinishReason, Request, SamplingParams, State
 from app.scheduler.plan import Draw, Event, Finished, Plan, Result, Token
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.scheduler import Scheduler
-from app.scheduler.speculation import MAX_WIDTH, MOST_HITS, PromptLookup, Repeats, num_right
+from app.scheduler.speculation import MAX_WIDTH, MOST_HITS, PromptLookup, Repeats, Speculation, num_right
 
 TEXT = list(range(100, 140))
 
@@ -147,6 +147,22 @@ def test_a_row_comes_back_and_is_trusted_as_before_when_it_was_right():
     assert drafter.draft(request) == (106,), "four foretold tokens are enough again"
 
 
+def test_a_row_that_cannot_propose_next_says_so():
+    """Whatever comes next, a silent row needs as many hits as are asked of it."""
+    drafter, rng = PromptLookup(), random.Random(4)
+    request = request_of([rng.randrange(3) for _ in range(40)])
+    seen = set()
+    for _ in range(2000):
+        may = drafter.may_propose(request)
+        request.tokens.append(rng.randrange(3))
+        draft = drafter.draft(request)
+        assert may or not draft
+        seen.add((may, bool(draft)))
+        if draft:
+            drafter.learn(request.id, len(draft), rng.choice((0, 0, len(draft))))
+    assert seen == {(False, False), (True, False), (True, True)}
+
+
 @pytest.mark.parametrize("fields", [{"end_tokens": frozenset({106})}, {"sampling": SamplingParams(banned=(106,))}])
 def test_a_draft_ends_before_a_token_that_ends_the_answer_or_never_comes(fields):
     drafter, request = PromptLookup(), request_of([*TEXT, *TEXT[:4]], **fields)
@@ -179,6 +195,9 @@ class Fixed:
 
     def draft(self, request: Request) -> tuple[int, ...]:
         return self.tokens
+
+    def may_propose(self, request: Request) -> bool:
+        return True
 
     def learn(self, request_id: int, num_proposed: int, num_right: int) -> None:
         self.learnt.append((request_id, num_proposed, num_right))
@@ -334,6 +353,15 @@ def test_a_requeued_row_goes_on_with_what_was_right():
     plan, _ = bench.tick(6)
     assert (plan.rows[0].start, plan.rows[0].num_new, plan.rows[0].draft) == (0, 9, ())
     assert request.tokens[5:] == [70, 71, 72, 4, 6]
+
+
+def test_whether_anybody_may_propose_next():
+    bench = Bench(71, prompt_lookup_max_batch=2)
+    rows = [bench.decoding(5) for _ in range(3)]
+    speculation = bench.scheduler._speculation
+    assert speculation.may_propose(rows[:2])
+    assert not speculation.may_propose(rows)
+    assert not Speculation(None, 2, bench.tables).may_propose(rows[:2])
 
 
 def test_without_a_drafter_nobody_proposes():

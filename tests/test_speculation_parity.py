@@ -37,6 +37,9 @@ class Oracle:
         right = self._answers[request.id][done : done + self._random.randint(0, 6)]
         return (*right, *(self._random.randrange(VOCABULARY) for _ in range(self._random.choice((0, 0, 1, 3)))))
 
+    def may_propose(self, request: Request) -> bool:
+        return True
+
     def learn(self, request_id: int, num_proposed: int, num_right: int) -> None:
         self.num_checked += 1
 

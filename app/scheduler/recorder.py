@@ -190,6 +190,7 @@ class _NotedDrafter:
     def __init__(self, drafter: Drafter, note: Callable[..., None]) -> None:
         self._drafter = drafter
         self._note = note
+        self.may_propose = drafter.may_propose
         self.learn = drafter.learn
         self.forget = drafter.forget
 

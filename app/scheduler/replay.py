@@ -121,6 +121,9 @@ class _RecordedDrafts:
     def draft(self, request: Request) -> tuple[int, ...]:
         return (UNKNOWN,) * self.lengths.get(request.id, 0)
 
+    def may_propose(self, request: Request) -> bool:
+        return False
+
     def learn(self, request_id: int, num_proposed: int, num_right: int) -> None:
         pass
 

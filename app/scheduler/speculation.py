@@ -29,6 +29,10 @@ class Drafter(Protocol):
         """What may follow the request's tokens; nothing where it should not propose."""
         ...
 
+    def may_propose(self, request: Request) -> bool:
+        """Whether there may be a draft once the request has one token more, whichever that is."""
+        ...
+
     def learn(self, request_id: int, num_proposed: int, num_right: int) -> None:
         """A draft was checked: so many tokens of it were right, from its beginning on."""
         ...
@@ -58,6 +62,11 @@ class Speculation:
                     self._tables.grow(request.id, len(request.tokens) + len(draft))
                     drafts[request.id] = draft
         return drafts
+
+    def may_propose(self, decoding: Sequence[Request]) -> bool:
+        """Whether any of these may propose in the next tick, if they all decode in it and nobody else."""
+        drafter = self._drafter
+        return drafter is not None and len(decoding) <= self._max_rows and any(map(drafter.may_propose, decoding))
 
     def learn(self, request: Request, draft: Sequence[int], num_right: int) -> None:
         """A draft was checked, and the request's tokens go on with what was right: blocks for the rest go back."""
@@ -100,13 +109,16 @@ class PromptLookup:
         self._rows: dict[int, _Row] = {}
 
     def draft(self, request: Request) -> tuple[int, ...]:
-        row = self._rows.setdefault(request.id, _Row())
-        row.repeats.read(request.tokens)
+        row = self._read(request)
         width = row.width or int(row.repeats.num_hits >= row.hits_needed)
         draft = row.repeats.continuation(request.tokens, width) if width else ()
         # An end token ends the answer where it is drawn, and a banned one is not drawn at all.
         ends = (i for i, token in enumerate(draft) if token in request.end_tokens or token in request.sampling.banned)
         return draft[: next(ends, width)]
+
+    def may_propose(self, request: Request) -> bool:
+        row = self._read(request)
+        return row.width > 0 or row.repeats.num_hits + 1 >= row.hits_needed
 
     def learn(self, request_id: int, num_proposed: int, num_right: int) -> None:
         row = self._rows[request_id]
@@ -120,6 +132,11 @@ class PromptLookup:
 
     def forget(self, request_id: int) -> None:
         self._rows.pop(request_id, None)
+
+    def _read(self, request: Request) -> _Row:
+        row = self._rows.setdefault(request.id, _Row())
+        row.repeats.read(request.tokens)
+        return row
 
 
 class _Row:
