@@ -6,7 +6,6 @@ import pytest
 
 from app.request import FinishReason, Request, State
 from app.scheduler import policy
-from app.scheduler.plan import Draw
 
 
 def row(arrival: int, num_output: int, priority: int = 0) -> Request:
@@ -189,19 +188,14 @@ def test_preemption_policies(name, victim):
 
 
 @pytest.mark.parametrize(
-    ("max_tokens", "tokens", "num_taken", "reason"),
+    ("output", "reason"),
     [
-        (9, (), 0, None),
-        (9, (5,), 1, None),
-        (9, (5, 6, 7), 3, None),
-        (9, (5, 1, 7), 2, FinishReason.STOP),
-        (9, (1,), 1, FinishReason.STOP),
-        (4, (5, 6, 7), 2, FinishReason.LENGTH),  # two of four were drawn before
-        (4, (5, 1, 7), 2, FinishReason.STOP),  # the end token comes first
-        (3, (5,), 1, FinishReason.LENGTH),
+        ([5], None),
+        ([5, 6], None),
+        ([5, 6, 7], FinishReason.LENGTH),
+        ([5, 1], FinishReason.STOP),
+        ([5, 6, 1], FinishReason.STOP),
     ],
 )
-def test_draws_are_taken_up_to_the_end(max_tokens, tokens, num_taken, reason):
-    request = Request(0, [3, 3, 8, 8], 2, max_tokens, end_tokens=frozenset({1}))
-    draws = tuple(Draw(token) for token in tokens)
-    assert policy.taken(request, draws) == (draws[:num_taken], reason)
+def test_end_reason(output, reason):
+    assert policy.end_reason(Request(0, [1, 1, *output], 2, 3, end_tokens=frozenset({1}))) is reason

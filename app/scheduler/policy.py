@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.request import FinishReason, Request, State
-from app.scheduler.plan import Draw
 
 PreemptionPolicy = Literal["longest-first", "lowest-priority"]
 
@@ -115,14 +114,11 @@ def may_admit(num_needed: int, num_free: int, num_blocks: int, watermark: float,
     return num_needed + reserve <= num_free
 
 
-def taken(request: Request, draws: tuple[Draw, ...]) -> tuple[tuple[Draw, ...], FinishReason | None]:
-    """The draws that a request's answer goes on with, and why it ends with the last of them, if it does."""
-    for place, draw in enumerate(draws, 1):
-        if draw.token in request.end_tokens:
-            return draws[:place], FinishReason.STOP
-        if request.num_output + place >= request.max_tokens:
-            return draws[:place], FinishReason.LENGTH
-    return draws, None
+def end_reason(request: Request) -> FinishReason | None:
+    """Why a request ends with the token that it has just drawn, if it does."""
+    if request.tokens[-1] in request.end_tokens:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if request.num_output >= request.max_tokens else None
 
 
 def head_start_s(priority: int) -> float:

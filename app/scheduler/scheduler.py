@@ -97,9 +97,8 @@ class Scheduler:
         if any_reclaimed and not self._seats.running:
             return self.plan(now)  # the only row has pushed itself out: it needs a larger pool
         chunks, copies = self._choose_chunks(may_admit=not any_reclaimed)
-        decoding, blocks = self._seats.decoding, self._tables.blocks
-        drafts = self._speculation.drafts(decoding)
-        rows = [Row.of(request, 1, blocks(request.id), drafts.get(request.id, ())) for request in decoding]
+        drafts, blocks = self._speculation.drafts(self._seats.decoding), self._tables.blocks
+        rows = [Row.of(request, 1, blocks(request.id), draft) for request, draft in drafts]
         rows += [Row.of(request, share, blocks(request.id)) for request, share in chunks]
         rows.sort(key=lambda row: row.num_new > 1)  # one token of a prompt is a row like those that decode
         return Plan(tuple(rows), tuple(copies))
@@ -117,11 +116,13 @@ class Scheduler:
                 continue
             if request.id in self._unannounced:
                 events.append(self._announce(request))
-            num_checked = num_right(row.draft, drawn)
-            drawn, reason = policy.taken(request, drawn[: num_checked + 1])
-            request.tokens += [draw.token for draw in drawn]
+            reason, num_checked = None, num_right(row.draft, drawn) if row.draft else 0
+            for draw in drawn[: num_checked + 1]:
+                request.tokens.append(draw.token)
+                events.append(Token(request.id, draw, now))
+                if reason := policy.end_reason(request):
+                    break
             request.num_computed = len(request.tokens) - 1 if row.draws else row.start + row.num_new
-            events += [Token(request.id, draw, now) for draw in drawn]
             if row.draft:
                 self._counters = self._counters.with_draft(len(row.draft), num_checked)
                 self._speculation.learn(request, row.draft, num_checked)
@@ -133,7 +134,7 @@ class Scheduler:
                 events.append(self._finish(request, FinishReason.ERROR, request.num_output, now))
                 continue
             if request.state is State.DECODING:
-                num_decode += len(drawn)
+                num_decode += request.num_computed - row.start
             else:
                 num_prefill += row.num_new
                 num_chunks += 1
@@ -253,8 +254,7 @@ class Scheduler:
 
     def _make_way(self, request: Request) -> bool:
         """Whether the next request in line has a slot and its blocks. Where that is allowed and of use, rows of a lower
-        priority are pushed out for it; otherwise it waits, and all who stand behind it.
-        """
+        priority are pushed out for it; otherwise it waits, and all who stand behind it."""
         config, tables = self._config, self._tables
         while True:
             victims = policy.preemptible(self._seats.running, request) if config.enable_preemption else []

@@ -51,17 +51,11 @@ class Speculation:
         self._max_rows = max_rows
         self._tables = tables
 
-    def drafts(self, decoding: Sequence[Request]) -> dict[int, tuple[int, ...]]:
-        """Drafts by request id, their blocks in place. Call it when all others have got their blocks."""
-        drafts: dict[int, tuple[int, ...]] = {}
-        if self._drafter is not None and len(decoding) <= self._max_rows:
-            for request in decoding:
-                # The token after the draft is drawn too, and the last token of an answer is never computed.
-                room = min(self._room(request), request.max_tokens - request.num_output - 1)
-                if room > 0 and (draft := self._drafter.draft(request)[:room]):
-                    self._tables.grow(request.id, len(request.tokens) + len(draft))
-                    drafts[request.id] = draft
-        return drafts
+    def drafts(self, decoding: Sequence[Request]) -> list[tuple[Request, tuple[int, ...]]]:
+        """Each request with its draft, the blocks for it in place. Call it when all others have got their blocks."""
+        if self._drafter is None or len(decoding) > self._max_rows:
+            return [(request, ()) for request in decoding]
+        return [(request, self._draft(self._drafter, request)) for request in decoding]
 
     def may_propose(self, decoding: Sequence[Request]) -> bool:
         """Whether any of these may propose in the next tick, if they all decode in it and nobody else."""
@@ -78,11 +72,16 @@ class Speculation:
         if self._drafter is not None:
             self._drafter.forget(request_id)
 
-    def _room(self, request: Request) -> int:
-        """How many tokens more fit into its blocks and into those that nobody would miss."""
+    def _draft(self, drafter: Drafter, request: Request) -> tuple[int, ...]:
+        """A draft cut to what the answer has left, and to the request's blocks and those that nobody would miss."""
         tables = self._tables
         num_blocks = len(tables.blocks(request.id)) + tables.pool.num_blank
-        return num_blocks * tables.block_size - len(request.tokens)
+        # The token after the draft is drawn too, and the last token of an answer is never computed.
+        num_left = request.max_tokens - request.num_output - 1
+        room = min(num_blocks * tables.block_size - len(request.tokens), num_left)
+        draft = drafter.draft(request)[:room] if room > 0 else ()
+        tables.grow(request.id, len(request.tokens) + len(draft))
+        return draft
 
 
 def num_right(draft: Sequence[int], draws: Iterable[Draw]) -> int:
