@@ -17,7 +17,7 @@ from app.engine import sampler
 from app.engine.sampler import Drawing, uniform
 from app.request import SamplingParams
 from app.scheduler.plan import Draw, Row
-from app.scheduler.speculation import num_right
+from app.scheduler.speculation import right
 
 VOCABULARY = 1000
 
@@ -73,8 +73,8 @@ def test_answers_with_drafts_have_the_distribution_of_those_without(
     drawn = [draw.token for draw in drawing.read()]
     kept: Counter[tuple[int, ...]] = Counter()
     for i in range(num_draws):
-        own = [Draw(token) for token in drawn[3 * i : 3 * i + 3]]
-        kept[tuple(draw.token for draw in own[: num_right(drafted, own) + 1])] += 1
+        own = tuple(Draw(token) for token in drawn[3 * i : 3 * i + 3])
+        kept[tuple(draw.token for draw in right(drafted, own))] += 1
     want = np.array(mx.softmax(logits / params.temperature, axis=-1), np.float64)
     for at, row in enumerate(want):
         order = np.argsort(-row)

@@ -13,7 +13,7 @@ from app.request import FinishReason, Request, SamplingParams, State
 from app.scheduler.plan import Draw, Event, Finished, Plan, Result, Token
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.scheduler import Scheduler
-from app.scheduler.speculation import MAX_WIDTH, MOST_HITS, PromptLookup, Repeats, Speculation, num_right
+from app.scheduler.speculation import MAX_WIDTH, MOST_HITS, PromptLookup, Repeats, Speculation, right
 
 TEXT = list(range(100, 140))
 
@@ -180,10 +180,19 @@ def test_a_request_that_is_forgotten_leaves_nothing_behind():
 
 
 @pytest.mark.parametrize(
-    ("draft", "draws", "want"), [((), (5,), 0), ((5, 6), (5, 6, 7), 2), ((5, 6), (5, 7, 6), 1), ((5, 6), (6, 6, 6), 0)]
+    ("draft", "draws", "num_counted"),
+    [
+        ((), (), 0),
+        ((), (5,), 1),
+        ((5, 6), (5, 6, 7), 3),
+        ((5, 6), (5, 7, 6), 2),
+        ((5, 6), (6, 6, 6), 1),
+        ((5, 6), (), 0),
+    ],
 )
-def test_a_draft_is_right_up_to_the_first_draw_that_differs(draft, draws, want):
-    assert num_right(draft, [Draw(token) for token in draws]) == want
+def test_draws_count_up_to_the_first_that_differs_from_the_draft(draft, draws, num_counted):
+    drawn = tuple(Draw(token) for token in draws)
+    assert right(draft, drawn) == drawn[:num_counted]
 
 
 class Fixed:

@@ -17,7 +17,7 @@ from app.scheduler.pace import Pace
 from app.scheduler.plan import Event, Finished, Plan, Result
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.scheduler import Scheduler
-from app.scheduler.speculation import Drafter, num_right
+from app.scheduler.speculation import Drafter, right
 
 Entry = tuple[Any, ...]
 
@@ -148,8 +148,8 @@ class RecordedScheduler(Scheduler):
             if row.request_id in failures or (row.draws and row.request_id not in draws)
         ]
         for row in plan.rows:
-            if row.draft:
-                self._note("check", row.request_id, num_right(row.draft, draws.get(row.request_id, ())))
+            if row.draft and row.request_id in draws:
+                self._note("check", row.request_id, len(right(row.draft, draws[row.request_id])) - 1)
         self._note("apply", now, tuple(failed))
         return super().apply(plan, result, now)
 

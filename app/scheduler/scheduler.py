@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
 
-from app.errors import kind_and_place
 from app.kv.block_pool import OutOfBlocks
 from app.kv.block_table import BlockTables
 from app.request import FinishReason, Request, State
@@ -16,9 +14,7 @@ from app.scheduler.policy import SchedulerConfig
 from app.scheduler.queue import RequestQueue
 from app.scheduler.seats import Seats
 from app.scheduler.snapshot import Counters, Snapshot, observe
-from app.scheduler.speculation import Drafter, Speculation, num_right
-
-log = logging.getLogger("mlxcel.scheduler")
+from app.scheduler.speculation import Drafter, Speculation, right
 
 
 class Scheduler:
@@ -110,27 +106,24 @@ class Scheduler:
         draws, failures, block_size = result.draws, result.failures, self._tables.block_size
         for row in plan.rows:
             request = self._seats[row.request_id]
-            drawn = draws.get(request.id, ())
+            drawn = right(row.draft, draws.get(request.id, ()))
             if request.id in failures or (row.draws and not drawn):
                 events.append(self._finish(request, FinishReason.ERROR, request.num_output, now))
                 continue
             if request.id in self._unannounced:
                 events.append(self._announce(request))
-            reason, num_checked = None, num_right(row.draft, drawn) if row.draft else 0
-            for draw in drawn[: num_checked + 1]:
+            reason = None
+            for draw in drawn:
                 request.tokens.append(draw.token)
                 events.append(Token(request.id, draw, now))
                 if reason := policy.end_reason(request):
                     break
             request.num_computed = len(request.tokens) - 1 if row.draws else row.start + row.num_new
             if row.draft:
-                self._counters = self._counters.with_draft(len(row.draft), num_checked)
-                self._speculation.learn(request, row.draft, num_checked)
-            try:
-                if row.num_new > 1 or request.num_computed % block_size == 0:  # a block may have become full
-                    self._tables.publish(request.id, request.tokens, request.num_computed)
-            except Exception as error:
-                log.error("request %d failed when its blocks were published: %s", request.id, kind_and_place(error))
+                self._counters = self._counters.with_draft(len(row.draft), len(drawn) - 1)
+                self._speculation.learn(request, row.draft, len(drawn) - 1)
+            may_fill_block = row.num_new > 1 or request.num_computed % block_size == 0
+            if may_fill_block and not self._seats.publish(request):
                 events.append(self._finish(request, FinishReason.ERROR, request.num_output, now))
                 continue
             if request.state is State.DECODING:
@@ -159,7 +152,7 @@ class Scheduler:
 
     def lose_pool(self, plan: Plan, now: float) -> list[Event]:
         """In place of ``apply``, when the forward failed and took all K and V with it: whoever held blocks is requeued
-        with its tokens, but a row that was in such a step before ends with an error, since it may be the cause."""
+        with its tokens, but a row that was in such a step before ends with an error: it may be the cause."""
         events: list[Event] = []
         for row in plan.rows:
             request = self._seats[row.request_id]
@@ -193,7 +186,8 @@ class Scheduler:
 
         Says whether anybody lost its blocks: if so nobody is admitted in this tick, or blocks would go to and fro.
         """
-        any_reclaimed, block_size = False, self._tables.block_size
+        any_reclaimed, block_size, cache = False, self._tables.block_size, self._tables.prefix_cache
+        num_evicted = cache.evictions_lru
         # A row that decodes has blocks for all its tokens but the newest, which may be the first of the next block.
         for request in [each for each in self._seats.decoding if (len(each.tokens) - 1) % block_size == 0]:
             while request.state is State.DECODING:
@@ -203,28 +197,29 @@ class Scheduler:
                 except OutOfBlocks:
                     self._requeue(policy.reclaim_victim(self._seats.running), "reclaim")
                     any_reclaimed = True
+        self._counters = self._counters.with_reclaim(any_reclaimed or cache.evictions_lru > num_evicted)
         return any_reclaimed
 
     def _choose_chunks(self, may_admit: bool) -> tuple[list[tuple[Request, int]], list[tuple[int, int]]]:
         """Deal the tick's prefill tokens out to parked and queued requests, in one order of priority and arrival.
 
         A request is admitted only into a tick that computes some of it. So its blocks are not held in advance, and the
-        copy it needs is made by a forward whose failure it would share.
-
-        Returns:
-            Number of tokens by request, and the copies (source block, target block) of the new admissions.
+        copy it needs is made by a forward whose failure it would share. Gives the number of tokens by request, and the
+        copies (source block, target block) of the new admissions.
         """
         config, num_decoding = self._config, len(self._seats.decoding)
         num_parked = len(self._seats.running) - num_decoding
         num_prompts = num_parked + (0 if self._seats.is_full else len(self._queue))
         chunk = policy.chunk_tokens(config.prefill_chunk, num_decoding, num_prompts)
+        cap = policy.max_prefill_tokens(config.max_batch_prefill_tokens, config.max_batch_prefill, config.prefill_chunk)
         if num_decoding and chunk:
             due = self._pace.chunk(chunk)
             self._pace.hold_back(not due and num_parked + len(self._queue) > 0)
             if not due:
                 return [], []
             chunk = due
-        cap = policy.max_prefill_tokens(config.max_batch_prefill_tokens, config.max_batch_prefill, config.prefill_chunk)
+        elif config.prefill_chunk is None:
+            chunk, cap = policy.brief(chunk, self._pace.alone_s), policy.brief(cap, self._pace.alone_s)
         room = policy.prefill_room(chunk, cap, num_decoding)
         admitted: dict[int, None] = {}
         copies: list[tuple[int, int]] = []

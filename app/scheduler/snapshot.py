@@ -10,7 +10,7 @@ from app.request import Request, SamplingParams
 
 
 class SlotView(NamedTuple):
-    """One slot as ``/slots`` shows it. ``request_id`` is None while nobody sits in it."""
+    """One slot as ``/slots`` shows it. ``request_id`` is of who sits in it or sat there last; None: nobody ever did."""
 
     id: int
     request_id: int | None = None
@@ -20,6 +20,7 @@ class SlotView(NamedTuple):
     num_output: int = 0
     max_tokens: int = 0
     sampling: SamplingParams | None = None
+    is_busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Counters:
     spec_proposed_tokens: int = 0
     spec_accepted_tokens: int = 0
     preemptions: dict[str, int] = field(default_factory=dict)  # by cause: reclaim, priority, fault
+    reclaim_passes: int = 0
 
     def with_start(self, num_prompt: int) -> Counters:
         """After the first tick of a request with that many prompt tokens."""
@@ -60,6 +62,10 @@ class Counters:
             spec_proposed_tokens=self.spec_proposed_tokens + num_proposed,
             spec_accepted_tokens=self.spec_accepted_tokens + num_right,
         )
+
+    def with_reclaim(self, any_taken: bool) -> Counters:
+        """After the blocks for decode were found, ``any_taken``: at the cost of a prefix key or of another row."""
+        return replace(self, reclaim_passes=self.reclaim_passes + 1) if any_taken else self
 
     def with_tick(self, num_decode: int, num_chunks: int, num_prefill: int) -> Counters:
         """After a tick whose decode rows brought ``num_decode`` tokens, with ``num_prefill`` tokens in ``num_chunks``
@@ -127,6 +133,7 @@ def seat(request: Request, slot: int) -> SlotView:
         request.num_output,
         request.max_tokens,
         request.sampling,
+        is_busy=True,
     )
 
 

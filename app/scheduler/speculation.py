@@ -8,7 +8,7 @@ that is rejection sampling: it is taken with its own probability, and else a tok
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from app.kv.block_table import BlockTables
@@ -84,14 +84,12 @@ class Speculation:
         return draft
 
 
-def num_right(draft: Sequence[int], draws: Iterable[Draw]) -> int:
-    """How many tokens of a draft are right, from its beginning on. The draws up to the one after them count."""
-    count = 0
-    for token, draw in zip(draft, draws, strict=False):
+def right(draft: Sequence[int], draws: tuple[Draw, ...]) -> tuple[Draw, ...]:
+    """The draws that count: as many as the draft has right tokens, from its beginning on, and the one after them."""
+    for place, (token, draw) in enumerate(zip(draft, draws, strict=False), 1):
         if draw.token != token:
-            break
-        count += 1
-    return count
+            return draws[:place]
+    return draws
 
 
 class PromptLookup:

@@ -80,21 +80,10 @@ def gaps_between(moments_s: Sequence[float], begin_s: float, end_s: float) -> li
     return [after - before for before, after in pairs if begin_s < (before + after) / 2 < end_s]
 
 
-def count(exposition: str, name: str) -> int:
-    """A counter of a scrape that has no label. Raises KeyError."""
-    values = {
-        sample.name: int(sample.value)
-        for family in text_string_to_metric_families(exposition)
-        for sample in family.samples
-        if not sample.labels
-    }
-    return values[name]
-
-
 def totals(exposition: str, name: str) -> dict[str, int]:
-    """A labelled counter of a scrape: its values by the value of its only label."""
+    """A counter of a scrape: its values by the value of its only label, "" where it has none."""
     return {
-        next(iter(sample.labels.values())): int(sample.value)
+        next(iter(sample.labels.values()), ""): int(sample.value)
         for family in text_string_to_metric_families(exposition)
         for sample in family.samples
         if sample.name == name

@@ -12,7 +12,7 @@ import httpx
 
 from loadtest.contestants import Running
 from loadtest.figures.figure import Cell, Figure
-from loadtest.figures.served import client, count, serving
+from loadtest.figures.served import client, serving, totals
 from loadtest.stream import Stream
 from loadtest.waves import END_TOKENS
 
@@ -157,4 +157,5 @@ async def _rate(http: httpx.AsyncClient, server: Running, workload: Workload, le
 async def _drafts(http: httpx.AsyncClient) -> tuple[int, int]:
     """Tokens that were proposed and accepted so far."""
     text = (await http.get("/metrics")).raise_for_status().text
-    return count(text, "mlxcel_spec_proposed_tokens_total"), count(text, "mlxcel_spec_accepted_tokens_total")
+    proposed, accepted = (totals(text, f"mlxcel_spec_{what}_tokens_total")[""] for what in ("proposed", "accepted"))
+    return proposed, accepted
