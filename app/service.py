@@ -55,6 +55,7 @@ class ModelCard:
     end_tokens: frozenset[int]
     default_sampling: SamplingParams = field(default_factory=SamplingParams)
     chat_template: str = ""
+    speculative: bool = False
     props: dict[str, Any] = field(default_factory=dict)
 
 

@@ -317,7 +317,7 @@ def test_a_request_that_waits_too_long_for_its_slot_is_refused() -> None:
 def test_a_failed_row_leaves_the_others_alone() -> None:
     async def body() -> None:
         engine = PlayedEngine()
-        engine.results.append(Result({2: Draw(7)}, {1: "not a number"}))
+        engine.results.append(Result({2: (Draw(7),)}, {1: "not a number"}))
         async with working(engine) as worker:
             mail = Mailbox()
             worker.submit([ask(1), ask(2)], mail)
