@@ -27,7 +27,8 @@ class SchedulerConfig:
     """``prefill_chunk`` None: by whether anybody decodes; 0: whole prompts. ``max_batch_prefill_tokens`` None: derived;
     0: no cap. ``watermark`` is the share of the pool that admission keeps free while anybody decodes. ``itl_budget_s``
     is how long a tick with decode may take, None: any time; ``grant_interval`` is how many ticks in a row it may put
-    prefill off, 0: any number. ``grows`` says that the pool has no bound of its own: it is doubled when it is short."""
+    prefill off, 0: any number. ``grows`` says that the pool has no bound of its own: it is doubled when it is short.
+    ``lookahead`` says that decode steps may be submitted before the tokens of the step before are read."""
 
     num_slots: int = 4
     max_batch_size: int = 4
@@ -38,6 +39,7 @@ class SchedulerConfig:
     itl_budget_s: float | None = None
     grant_interval: int = 16
     grows: bool = False
+    lookahead: bool = False
     enable_preemption: bool = False
     preemption_policy: PreemptionPolicy = "longest-first"
 
