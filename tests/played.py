@@ -18,9 +18,9 @@ MANY = 1000
 
 
 class PlayedEngine:
-    """Draws ``play(row, index)`` as output ``index`` of a row, and makes as many steps as it is allowed.
+    """Draws ``play(row, index)`` as output ``index`` of a row, and finishes as many steps as it is allowed.
 
-    What ``failures`` holds is raised instead, one a step. ``entered`` is set when a step has begun.
+    What ``failures`` holds is raised instead, one a step. ``entered`` is set when a step is waited for.
     """
 
     def __init__(self, play: Callable[[Row, int], int] = lambda row, index: index, num_steps: int = 10**6) -> None:
@@ -36,8 +36,11 @@ class PlayedEngine:
     def allow(self, num_steps: int = MANY) -> None:
         self._allowed.release(num_steps)
 
-    def step(self, plan: Plan) -> Result:
+    def submit(self, plan: Plan) -> Plan:
         self.plans.append(plan)
+        return plan
+
+    def finish_rows(self, plan: Plan) -> Result:
         self.entered.set()
         assert self._allowed.acquire(timeout=PATIENCE_S), "nobody allowed the step"
         if self.failures:
