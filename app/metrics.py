@@ -35,7 +35,7 @@ class Observed(Protocol):
 
 GAUGES: tuple[tuple[str, str, Callable[[Snapshot, int], float]], ...] = (
     ("slots", "Seats for running requests.", lambda s, _: len(s.slots)),
-    ("slots_available", "Seats nobody sits in.", lambda s, _: sum(view.request_id is None for view in s.slots)),
+    ("slots_available", "Seats nobody sits in.", lambda s, _: sum(not view.is_busy for view in s.slots)),
     ("queue_depth", "Requests waiting for a slot.", lambda s, _: s.num_queued),
     ("batch_current_size", "Requests that hold a slot.", lambda s, _: s.num_active),
     ("cache_pool_paged_block_size", "Tokens in a block.", lambda s, _: s.pool.block_size),

@@ -11,7 +11,7 @@ from app.scheduler.snapshot import Counters, PoolView, PrefixView, SlotView, Sna
 from tests.scripted import ScriptedService
 
 SNAPSHOT = Snapshot(
-    slots=(SlotView(0, 7, sampling=SamplingParams()), SlotView(1)),
+    slots=(SlotView(0, 7, sampling=SamplingParams(), is_busy=True), SlotView(1)),
     num_active=1,
     num_queued=2,
     counters=Counters(

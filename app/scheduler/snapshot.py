@@ -10,7 +10,7 @@ from app.request import Request, SamplingParams
 
 
 class SlotView(NamedTuple):
-    """One slot as ``/slots`` shows it. ``request_id`` is None while nobody sits in it."""
+    """One slot as ``/slots`` shows it. ``request_id`` is of who sits in it or sat there last; None: nobody ever did."""
 
     id: int
     request_id: int | None = None
@@ -20,6 +20,7 @@ class SlotView(NamedTuple):
     num_output: int = 0
     max_tokens: int = 0
     sampling: SamplingParams | None = None
+    is_busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ def seat(request: Request, slot: int) -> SlotView:
         request.num_output,
         request.max_tokens,
         request.sampling,
+        is_busy=True,
     )
 
 
