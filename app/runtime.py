@@ -118,9 +118,11 @@ class Runtime:
         log.info("Model %s decode path: native batched forward", loaded.path.name)
         most_tokens = n_ctx if settings.kv_cache_budget == "none" else size.num_blocks * block_size
         self._open(loaded, n_ctx, most_tokens, loaded.kv_bytes_per_token * block_size)
-        return engine, self._scheduler(size.num_blocks, block_size)
+        lookahead = {"auto": not kernels.on_cpu(), "on": True, "off": False}[settings.decode_lookahead]
+        log.info("a decode step is submitted %s the last one is read", "before" if lookahead else "after")
+        return engine, self._scheduler(size.num_blocks, block_size, lookahead)
 
-    def _scheduler(self, num_blocks: int, block_size: int) -> Scheduler:
+    def _scheduler(self, num_blocks: int, block_size: int, lookahead: bool) -> Scheduler:
         settings = self._settings
         pool = BlockPool(num_blocks)
         ttl_s = settings.prompt_cache_ttl or None
@@ -137,6 +139,7 @@ class Runtime:
             grows=settings.kv_cache_budget == "none",
             enable_preemption=settings.enable_preemption,
             preemption_policy=settings.preemption_policy,
+            lookahead=lookahead,
         )
         tables = BlockTables(pool, cache, block_size)
         if not settings.record_ticks:
