@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from app.kv.block_pool import BlockPool, OutOfBlocks
 from app.kv.prefix_cache import Match, Node, PrefixCache
 
 
-@dataclass(frozen=True, slots=True)
-class Quote:
+class Quote(NamedTuple):
     """What an admission would cost: ``num_blocks`` off the free list, with ``num_cached`` tokens adopted."""
 
     num_blocks: int
     num_cached: int
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(NamedTuple):
     """``num_computed`` tokens need no computing. ``copies`` are (source block, target block); every source has to be
     read before anything is written, since a source may itself be taken again in the same tick."""
 
@@ -155,7 +154,7 @@ class BlockTables:
         self.prefix_cache.check()
 
     def _price(self, tokens: Sequence[int], match: Match) -> int:
-        return self.blocks_for(len(tokens)) - sum(1 for block in match.blocks if self.pool.refs(block))
+        return self.blocks_for(len(tokens)) - len([block for block in match.blocks if self.pool.refs(block)])
 
     def _take(self) -> int:
         block = self.pool.take()

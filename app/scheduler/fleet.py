@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
 from typing import Protocol
 
@@ -84,8 +85,12 @@ def simulate(
     for index, arrival in enumerate(workload):
         if arrival.after is not None:
             followers.setdefault(arrival.after, []).append(index)
-    # Two heaps of (moment, number): arrivals that are certain to come, and ends of ticks.
-    coming = sorted((arrival.at_s, index) for index, arrival in enumerate(workload) if arrival.after is None)
+    # Two heaps of (moment, number): arrivals that are certain to come, and ends of ticks. Of the arrivals that follow on
+    # none the next one is enough: a heap of all of them would be slow.
+    independent = iter(
+        sorted((arrival.at_s, index) for index, arrival in enumerate(workload) if arrival.after is None)
+    )
+    coming = [*islice(independent, 1)]
     ends: list[tuple[float, int]] = []
 
     while coming or ends:
@@ -102,9 +107,13 @@ def simulate(
                     progress(len(outcomes) + len(refused), now)
         else:
             now, index = heapq.heappop(coming)
-            host = choose(hosts, workload[index])
+            arrival = workload[index]
+            if arrival.after is None:
+                for entry in islice(independent, 1):
+                    heapq.heappush(coming, entry)
+            host = choose(hosts, arrival)
             before_s = host.next_s
-            if not host.offer(index, workload[index], now):
+            if not host.offer(index, arrival, now):
                 _refuse(index, followers, refused)
             if host.next_s == before_s:
                 continue

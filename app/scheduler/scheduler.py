@@ -231,8 +231,11 @@ class Scheduler:
         while may_admit and (head := self._queue.peek()) is not None:
             if self._seats.is_full and not config.enable_preemption:
                 break
-            served = {request.id for request, _ in self._deal(chunk, room, head)}
-            if head.id not in served or not admitted.keys() <= served or not self._make_way(head):
+            if num_parked or admitted:  # who is alone in line gets some of it for certain
+                served = {request.id for request, _ in self._deal(chunk, room, head)}
+                if head.id not in served or not admitted.keys() <= served:
+                    break
+            if not self._make_way(head):
                 break
             admitted[self._queue.pop().id] = None
             copies.extend(self._seats.take(head))
@@ -262,14 +265,12 @@ class Scheduler:
             if self._seats.is_full and not victims:
                 return False
             num_needed = tables.quote(request.tokens, request.cache_salt, request.use_prefix_cache).num_blocks
-            num_decoding, num_freed = len(self._seats.decoding), tables.num_freed_by(victim.id for victim in victims)
-            fits, would_fit = (
-                policy.may_admit(num_needed, num_free, tables.num_blocks, config.watermark, num_decoding)
-                for num_free in (tables.num_free, tables.num_free + num_freed)
-            )
+            share, num_decoding = config.watermark, len(self._seats.decoding)
+            fits = policy.may_admit(num_needed, tables.num_free, tables.num_blocks, share, num_decoding)
             if fits and not self._seats.is_full:
                 return True
-            if not victims or not would_fit:
+            num_free = tables.num_free + tables.num_freed_by(victim.id for victim in victims)
+            if not victims or not policy.may_admit(num_needed, num_free, tables.num_blocks, share, num_decoding):
                 return False
             self._requeue(policy.preemption_victim(victims, config.preemption_policy), "priority")
 

@@ -74,7 +74,7 @@ class Seats:
         if not is_sound:
             self._tables.withdraw(request.id)
         self._tables.release(request.id)
-        self._views[request.slot] = seat(request, request.slot)._replace(request_id=None)
+        self._views[request.slot] = seat(request, request.slot, None)
         heapq.heappush(self._free, request.slot)
         request.slot = None
         del self._running[request.id]
@@ -82,5 +82,8 @@ class Seats:
 
     def views(self) -> tuple[SlotView, ...]:
         """Every slot as it is now."""
-        taken = {request.slot: seat(request, request.slot) for request in self.running if request.slot is not None}
-        return tuple((self._views | taken).values())
+        views = self._views.copy()
+        for request in self.running:
+            if request.slot is not None:
+                views[request.slot] = seat(request, request.slot, request.id)
+        return tuple(views.values())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from app.kv.block_table import BlockTables
@@ -22,12 +24,14 @@ class SlotView(NamedTuple):
     sampling: SamplingParams | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
+NONE: Mapping[str, int] = MappingProxyType({})
+
+
+class Counters(NamedTuple):
     """Totals since the start; they only grow."""
 
     started: int = 0
-    completed: dict[str, int] = field(default_factory=dict)  # by finish reason
+    completed: Mapping[str, int] = NONE  # by finish reason
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prefill_tokens: int = 0
@@ -36,25 +40,24 @@ class Counters:
     prefill_chunks: int = 0
     mixed_steps: int = 0
     prefill_grants: int = 0
-    preemptions: dict[str, int] = field(default_factory=dict)  # by cause: reclaim, priority, fault
+    preemptions: Mapping[str, int] = NONE  # by cause: reclaim, priority, fault
 
     def with_start(self, num_prompt: int) -> Counters:
         """After the first tick of a request with that many prompt tokens."""
-        return replace(self, started=self.started + 1, prompt_tokens=self.prompt_tokens + num_prompt)
+        return self._replace(started=self.started + 1, prompt_tokens=self.prompt_tokens + num_prompt)
 
     def with_end(self, reason: str, num_output: int) -> Counters:
         """After the end of a request with that many output tokens."""
-        completed = self.completed | {reason: self.completed.get(reason, 0) + 1}
-        return replace(self, completed=completed, completion_tokens=self.completion_tokens + num_output)
+        completed = {**self.completed, reason: self.completed.get(reason, 0) + 1}
+        return self._replace(completed=completed, completion_tokens=self.completion_tokens + num_output)
 
     def with_requeue(self, cause: str) -> Counters:
         """After a running request went back to the queue."""
-        return replace(self, preemptions=self.preemptions | {cause: self.preemptions.get(cause, 0) + 1})
+        return self._replace(preemptions={**self.preemptions, cause: self.preemptions.get(cause, 0) + 1})
 
     def with_tick(self, num_decode: int, num_chunks: int, num_prefill: int) -> Counters:
         """After a tick with ``num_decode`` decode rows and ``num_prefill`` tokens in ``num_chunks`` prefill rows."""
-        return replace(
-            self,
+        return self._replace(
             prefill_tokens=self.prefill_tokens + num_prefill,
             decode_tokens=self.decode_tokens + num_decode,
             decode_steps=self.decode_steps + bool(num_decode),
@@ -104,12 +107,12 @@ class Snapshot:
         return sum(self.counters.completed.values())
 
 
-def seat(request: Request, slot: int) -> SlotView:
-    """A request as it sits in ``slot``."""
+def seat(request: Request, slot: int, request_id: int | None) -> SlotView:
+    """A request as it sits in ``slot``, or as it left it: then there is no ``request_id``."""
     num_computed = min(request.num_computed, request.num_prompt)
     return SlotView(
         slot,
-        request.id,
+        request_id,
         request.num_prompt,
         num_computed,
         request.num_cached,

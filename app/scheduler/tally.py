@@ -54,7 +54,7 @@ class Tally:
 
     def occupy(self, host: int, now: float, live_blocks: int, running: int, waiting: int) -> None:
         """From now on a host holds so many blocks, runs and keeps waiting so many requests."""
-        since_s, *values = self._told[host]
+        since_s, was_live, was_running, was_waiting = self._told[host]
         self._told[host] = now, live_blocks, running, waiting
         while now >= MAX_BINS * self.span_s:
             self._widen()
@@ -66,8 +66,9 @@ class Tally:
             while len(self._sums) <= index:
                 self._sums.append([0.0, 0.0, 0.0])
             sums, seconds = self._sums[index], until_s - since_s
-            for i in range(3):
-                sums[i] += values[i] * seconds
+            sums[0] += was_live * seconds
+            sums[1] += was_running * seconds
+            sums[2] += was_waiting * seconds
             since_s = until_s
 
     def occupancy(self) -> list[Occupancy]:
