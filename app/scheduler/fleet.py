@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import islice
 from operator import attrgetter
 from typing import Protocol
@@ -95,22 +95,22 @@ def simulate(
 
     while coming or ends:
         if ends and (not coming or ends[0][0] <= coming[0][0]):
-            now, number = heapq.heappop(ends)
+            now, number = heappop(ends)
             host = hosts[number]
             if host.next_s != now:
                 continue  # its stretch was cut short, and has an entry of its own
             for outcome in host.tick():
                 outcomes.append(outcome)
                 for follower in followers.get(outcome.number, ()):
-                    heapq.heappush(coming, (now + workload[follower].at_s, follower))
+                    heappush(coming, (now + workload[follower].at_s, follower))
                 if len(outcomes) % PROGRESS_EVERY == 0:
                     progress(len(outcomes) + len(refused), now)
         else:
-            now, index = heapq.heappop(coming)
+            now, index = heappop(coming)
             arrival = workload[index]
             if arrival.after is None:
                 for entry in islice(independent, 1):
-                    heapq.heappush(coming, entry)
+                    heappush(coming, entry)
             host = choose(hosts, arrival)
             before_s = host.next_s
             if not host.offer(index, arrival, now):
@@ -118,7 +118,7 @@ def simulate(
             if host.next_s == before_s:
                 continue
         if host.next_s != math.inf:
-            heapq.heappush(ends, (host.next_s, host.number))
+            heappush(ends, (host.next_s, host.number))
     return Run(hosts, tally, outcomes, refused)
 
 

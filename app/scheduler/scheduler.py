@@ -141,7 +141,7 @@ class Scheduler:
                     events.append(self._finish(request, FinishReason.STOP, request.num_output, now))
                 elif request.num_output >= request.max_tokens:
                     events.append(self._finish(request, FinishReason.LENGTH, request.num_output, now))
-        self._counters = self._counters.with_tick(num_decode, num_chunks, num_prefill)
+        self._counters.count_tick(num_decode, num_chunks, num_prefill)
         self._pace.observe(num_decode, num_prefill, now - self._planned_s)
         return events
 
@@ -216,6 +216,9 @@ class Scheduler:
         """
         config, num_decoding = self._config, len(self._seats.decoding)
         num_parked = len(self._seats.running) - num_decoding
+        if not num_parked and not self._queue:
+            self._pace.hold_back(False)
+            return [], []
         num_prompts = num_parked + (0 if self._seats.is_full else len(self._queue))
         chunk = policy.chunk_tokens(config.prefill_chunk, num_decoding, num_prompts)
         if num_decoding and chunk:
@@ -276,7 +279,7 @@ class Scheduler:
 
     def _announce(self, request: Request) -> Admitted:
         del self._unannounced[request.id]
-        self._counters = self._counters.with_start(request.num_prompt)
+        self._counters.count_start(request.num_prompt)
         return Admitted(request.id, request.num_cached, self._planned_s)
 
     def _requeue(self, request: Request, cause: str) -> None:
@@ -286,7 +289,7 @@ class Scheduler:
         request.move(State.QUEUED)
         request.num_computed = 0
         self._queue.push(request)
-        self._counters = self._counters.with_requeue(cause)
+        self._counters.count_requeue(cause)
 
     def _finish(self, request: Request, reason: FinishReason, num_output: int, now: float) -> Finished:
         self._may_grow = self._config.grows
@@ -297,5 +300,5 @@ class Scheduler:
         request.move(State.FINISHED, reason)
         del self._requests[request.id]
         self._unannounced.pop(request.id, None)
-        self._counters = self._counters.with_end(reason.value, num_output)
+        self._counters.count_end(reason.value, num_output)
         return Finished(request.id, reason, num_output, now)

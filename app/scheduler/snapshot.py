@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from app.kv.block_table import BlockTables
@@ -24,14 +22,12 @@ class SlotView(NamedTuple):
     sampling: SamplingParams | None = None
 
 
-NONE: Mapping[str, int] = MappingProxyType({})
-
-
-class Counters(NamedTuple):
-    """Totals since the start; they only grow."""
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start; they only grow. The scheduler keeps one, and shows copies of it."""
 
     started: int = 0
-    completed: Mapping[str, int] = NONE  # by finish reason
+    completed: dict[str, int] = field(default_factory=dict)  # by finish reason
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prefill_tokens: int = 0
@@ -40,31 +36,36 @@ class Counters(NamedTuple):
     prefill_chunks: int = 0
     mixed_steps: int = 0
     prefill_grants: int = 0
-    preemptions: Mapping[str, int] = NONE  # by cause: reclaim, priority, fault
+    preemptions: dict[str, int] = field(default_factory=dict)  # by cause: reclaim, priority, fault
 
-    def with_start(self, num_prompt: int) -> Counters:
-        """After the first tick of a request with that many prompt tokens."""
-        return self._replace(started=self.started + 1, prompt_tokens=self.prompt_tokens + num_prompt)
+    def copy(self) -> Counters:
+        return replace(self, completed=self.completed.copy(), preemptions=self.preemptions.copy())
 
-    def with_end(self, reason: str, num_output: int) -> Counters:
-        """After the end of a request with that many output tokens."""
-        completed = {**self.completed, reason: self.completed.get(reason, 0) + 1}
-        return self._replace(completed=completed, completion_tokens=self.completion_tokens + num_output)
+    def count_start(self, num_prompt: int) -> None:
+        """A request with that many prompt tokens was in its first tick."""
+        self.started += 1
+        self.prompt_tokens += num_prompt
 
-    def with_requeue(self, cause: str) -> Counters:
-        """After a running request went back to the queue."""
-        return self._replace(preemptions={**self.preemptions, cause: self.preemptions.get(cause, 0) + 1})
+    def count_end(self, reason: str, num_output: int) -> None:
+        """A request with that many output tokens has ended."""
+        self.completed[reason] = self.completed.get(reason, 0) + 1
+        self.completion_tokens += num_output
 
-    def with_tick(self, num_decode: int, num_chunks: int, num_prefill: int) -> Counters:
-        """After a tick with ``num_decode`` decode rows and ``num_prefill`` tokens in ``num_chunks`` prefill rows."""
-        return self._replace(
-            prefill_tokens=self.prefill_tokens + num_prefill,
-            decode_tokens=self.decode_tokens + num_decode,
-            decode_steps=self.decode_steps + bool(num_decode),
-            prefill_chunks=self.prefill_chunks + num_chunks,
-            mixed_steps=self.mixed_steps + bool(num_decode and num_chunks),
-            prefill_grants=self.prefill_grants + (num_chunks if num_decode else 0),
-        )
+    def count_requeue(self, cause: str) -> None:
+        """A running request went back to the queue."""
+        self.preemptions[cause] = self.preemptions.get(cause, 0) + 1
+
+    def count_tick(self, num_decode: int, num_chunks: int, num_prefill: int) -> None:
+        """A tick had ``num_decode`` decode rows and ``num_prefill`` tokens in ``num_chunks`` prefill rows."""
+        if num_decode:
+            self.decode_tokens += num_decode
+            self.decode_steps += 1
+        if num_chunks:
+            self.prefill_tokens += num_prefill
+            self.prefill_chunks += num_chunks
+            if num_decode:
+                self.mixed_steps += 1
+                self.prefill_grants += num_chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class Snapshot:
     slots: tuple[SlotView, ...] = ()
     num_active: int = 0
     num_queued: int = 0
-    counters: Counters = Counters()
+    counters: Counters = field(default_factory=Counters)
     pool: PoolView = PoolView()
     prefix: PrefixView = PrefixView()
 
@@ -131,7 +132,7 @@ def observe(
         slots,
         num_active,
         num_queued,
-        counters,
+        counters.copy(),
         PoolView(tables.block_size, pool.num_blocks, pool.num_live, pool.num_free, pool.num_cached),
         PrefixView(
             enabled=cache.enabled,
