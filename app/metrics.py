@@ -35,7 +35,7 @@ class Observed(Protocol):
 
 GAUGES: tuple[tuple[str, str, Callable[[Snapshot, int], float]], ...] = (
     ("slots", "Seats for running requests.", lambda s, _: len(s.slots)),
-    ("slots_available", "Seats nobody sits in.", lambda s, _: sum(view.request_id is None for view in s.slots)),
+    ("slots_available", "Seats nobody sits in.", lambda s, _: sum(not view.is_busy for view in s.slots)),
     ("queue_depth", "Requests waiting for a slot.", lambda s, _: s.num_queued),
     ("batch_current_size", "Requests that hold a slot.", lambda s, _: s.num_active),
     ("cache_pool_paged_block_size", "Tokens in a block.", lambda s, _: s.pool.block_size),
@@ -59,6 +59,7 @@ COUNTERS: tuple[tuple[str, str, Callable[[Snapshot], float]], ...] = (
     ("batch_prefill_chunks", "Prefill chunks run.", lambda s: s.counters.prefill_chunks),
     ("batch_mixed_steps", "Ticks with decoding rows and a chunk.", lambda s: s.counters.mixed_steps),
     ("batch_prefill_grants", "Chunks let in beside live decode.", lambda s: s.counters.prefill_grants),
+    ("batch_reclaim_passes", "Ticks in which decode took a block.", lambda s: s.counters.reclaim_passes),
     ("prompt_cache_hits", "Admissions that adopted a prefix.", lambda s: s.prefix.hits),
     ("prompt_cache_prefix_tokens_reused", "Prompt tokens not computed again.", lambda s: s.prefix.tokens_reused),
 )

@@ -23,6 +23,23 @@ def test_chunk_tokens(setting, num_decoding, tokens):
 
 
 @pytest.mark.parametrize(
+    ("num_tokens", "token_s", "tokens"),
+    [
+        (2048, 0.0001, 2048),
+        (2048, 0.002, 500),
+        (0, 0.002, 500),
+        (100, 0.002, 100),
+        (2048, 10.0, 16),
+        (2048, 0.0, 2048),
+        (2048, None, 512),
+        (0, None, 512),
+    ],
+)
+def test_brief(num_tokens, token_s, tokens):
+    assert policy.brief(num_tokens, token_s) == tokens
+
+
+@pytest.mark.parametrize(
     ("setting", "max_batch_prefill", "chunk_setting", "tokens"),
     [
         (None, 4, None, 4096),

@@ -12,6 +12,8 @@ PreemptionPolicy = Literal["longest-first", "lowest-priority"]
 
 CHUNK_ALONE = 2048
 CHUNK_BESIDE_DECODE = 512
+# How long a tick of prefill alone should take, in seconds: whoever comes meanwhile waits for its end.
+PREFILL_TICK_S = 1.0
 # A chunk below this costs a tick and brings next to nothing.
 LEAST_CHUNK = 16
 # How often a request may be in a step that fails as a whole, and still be tried again.
@@ -65,6 +67,14 @@ def prefill_room(chunk: int, max_tokens: int, num_decoding: int) -> int | None:
     if chunk and num_decoding:
         return chunk
     return max(max_tokens, chunk) if max_tokens else None
+
+
+def brief(num_tokens: int, token_s: float | None) -> int:
+    """How much of a prefill of ``num_tokens`` (0: any number) one tick takes where nobody decodes: not more than
+    computes in ``PREFILL_TICK_S`` at ``token_s`` each, so that a short prompt is not held up by what began before it
+    came. None: nothing is known yet."""
+    most = CHUNK_BESIDE_DECODE if token_s is None else max(int(PREFILL_TICK_S / max(token_s, 1e-9)), LEAST_CHUNK)
+    return min(num_tokens or most, most)
 
 
 def affordable_chunk(chunk: int, budget_s: float, decode_s: float, token_s: float) -> int:

@@ -74,7 +74,7 @@ class Seats:
         if not is_sound:
             self._tables.withdraw(request.id)
         self._tables.release(request.id)
-        self._views[request.slot] = seat(request, request.slot, None)
+        self._views[request.slot] = seat(request, request.slot, is_busy=False)
         heapq.heappush(self._free, request.slot)
         request.slot = None
         del self._running[request.id]
@@ -85,5 +85,5 @@ class Seats:
         views = self._views.copy()
         for request in self.running:
             if request.slot is not None:
-                views[request.slot] = seat(request, request.slot, request.id)
+                views[request.slot] = seat(request, request.slot)
         return tuple(views.values())

@@ -10,7 +10,7 @@ from app.request import Request, SamplingParams
 
 
 class SlotView(NamedTuple):
-    """One slot as ``/slots`` shows it. ``request_id`` is None while nobody sits in it."""
+    """One slot as ``/slots`` shows it. ``request_id`` is of who sits in it or sat there last; None: nobody ever did."""
 
     id: int
     request_id: int | None = None
@@ -20,6 +20,7 @@ class SlotView(NamedTuple):
     num_output: int = 0
     max_tokens: int = 0
     sampling: SamplingParams | None = None
+    is_busy: bool = False
 
 
 @dataclass(slots=True)
@@ -37,6 +38,7 @@ class Counters:
     mixed_steps: int = 0
     prefill_grants: int = 0
     preemptions: dict[str, int] = field(default_factory=dict)  # by cause: reclaim, priority, fault
+    reclaim_passes: int = 0
 
     def copy(self) -> Counters:
         return replace(self, completed=self.completed.copy(), preemptions=self.preemptions.copy())
@@ -54,6 +56,10 @@ class Counters:
     def count_requeue(self, cause: str) -> None:
         """A running request went back to the queue."""
         self.preemptions[cause] = self.preemptions.get(cause, 0) + 1
+
+    def count_reclaim(self, any_taken: bool) -> None:
+        """The blocks for decode were found, ``any_taken``: at the cost of a prefix key or of another row."""
+        self.reclaim_passes += any_taken
 
     def count_tick(self, num_decode: int, num_chunks: int, num_prefill: int) -> None:
         """A tick had ``num_decode`` decode rows and ``num_prefill`` tokens in ``num_chunks`` prefill rows."""
@@ -108,18 +114,19 @@ class Snapshot:
         return sum(self.counters.completed.values())
 
 
-def seat(request: Request, slot: int, request_id: int | None) -> SlotView:
-    """A request as it sits in ``slot``, or as it left it: then there is no ``request_id``."""
+def seat(request: Request, slot: int, is_busy: bool = True) -> SlotView:
+    """A request as it sits in ``slot``, or as it left it."""
     num_computed = min(request.num_computed, request.num_prompt)
     return SlotView(
         slot,
-        request_id,
+        request.id,
         request.num_prompt,
         num_computed,
         request.num_cached,
         request.num_output,
         request.max_tokens,
         request.sampling,
+        is_busy,
     )
 
 
