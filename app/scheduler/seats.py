@@ -82,8 +82,5 @@ class Seats:
 
     def views(self) -> tuple[SlotView, ...]:
         """Every slot as it is now."""
-        views = self._views.copy()
-        for request in self.running:
-            if request.slot is not None:
-                views[request.slot] = seat(request, request.slot)
-        return tuple(views.values())
+        taken = {request.slot: seat(request, request.slot) for request in self.running if request.slot is not None}
+        return tuple((self._views | taken).values())
