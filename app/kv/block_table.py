@@ -92,7 +92,7 @@ class BlockTables:
         if match.source is not None:
             self.pool.touch(match.source)
         num_shared = len(blocks)
-        blocks.extend([self._take() for _ in range(self.blocks_for(len(tokens)) - num_shared)])
+        self._take(self.blocks_for(len(tokens)) - num_shared, blocks)
         publishes = use_cache and self.prefix_cache.enabled
         node = match.nodes[-1] if match.nodes else None
         self._tables[request_id] = _Table(salt, publishes, blocks, num_shared, node)
@@ -112,7 +112,7 @@ class BlockTables:
         num_missing = self.num_missing(request_id, num_tokens)
         if num_missing > self.pool.num_free:
             raise OutOfBlocks(num_missing, self.pool.num_free)
-        self._tables[request_id].blocks.extend([self._take() for _ in range(num_missing)])
+        self._take(num_missing, self._tables[request_id].blocks)
 
     def publish(self, request_id: int, tokens: Sequence[int], num_computed: int) -> None:
         """Key the blocks that the first ``num_computed`` tokens fill. Call it once their K and V are in the pool."""
@@ -156,10 +156,12 @@ class BlockTables:
     def _price(self, tokens: Sequence[int], match: Match) -> int:
         return self.blocks_for(len(tokens)) - len([block for block in match.blocks if self.pool.refs(block)])
 
-    def _take(self) -> int:
-        block = self.pool.take()
-        self.prefix_cache.evict(block)
-        return block
+    def _take(self, num_blocks: int, blocks: list[int]) -> None:
+        take, evict = self.pool.take, self.prefix_cache.evict
+        for _ in range(num_blocks):
+            block = take()
+            evict(block)
+            blocks.append(block)
 
     def _publish(self, table: _Table, tokens: Sequence[int], num_computed: int) -> None:
         if table.node is not None and not self.prefix_cache.knows(table.node):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ class Node:
     ``tokens`` has ``block_size`` entries, or fewer for the last block of a request that ended; such a block is only
     ever copied, so it has no children. The root of a salt has no block, no tokens and no parent.
     ``openings`` are the children by first token, and there by block: many may follow on one beginning, and few of them
-    begin alike.
+    begin alike. None: nobody has asked for them yet, and most nodes only ever have one child.
     """
 
     salt: str
@@ -24,7 +24,20 @@ class Node:
     tokens: tuple[int, ...] = ()
     block: int | None = None
     children: dict[tuple[int, ...], Node] = field(default_factory=dict)
-    openings: dict[int, dict[int, Node]] = field(default_factory=dict)
+    openings: dict[int, dict[int, Node]] | None = None
+
+    def alike(self, first: int) -> Iterable[Node]:
+        """The children whose tokens begin with ``first``, in the order in which they were keyed."""
+        if self.openings is None:
+            self.openings = {}
+            for child in self.children.values():
+                self.note_opening(child)
+        return self.openings.get(first, {}).values()
+
+    def note_opening(self, child: Node) -> None:
+        assert self.openings is not None
+        assert child.block is not None
+        self.openings.setdefault(child.tokens[0], {})[child.block] = child
 
 
 class Match(NamedTuple):
@@ -133,7 +146,8 @@ class PrefixCache:
         if node is not new:
             return node
         self._nodes[block] = node
-        parent.openings.setdefault(tokens[0], {})[block] = node
+        if parent.openings is not None:
+            parent.note_opening(node)
         self._pool.keep(block)
         self.inserts += 1
         return node
@@ -182,10 +196,11 @@ class PrefixCache:
         assert parent is not None
         assert block is not None
         del parent.children[node.tokens]
-        alike = parent.openings[node.tokens[0]]
-        del alike[block]
-        if not alike:
-            del parent.openings[node.tokens[0]]
+        if parent.openings is not None:
+            alike = parent.openings[node.tokens[0]]
+            del alike[block]
+            if not alike:
+                del parent.openings[node.tokens[0]]
         if parent.parent is None and not parent.children:
             del self._roots[parent.salt]
         num_dropped = 0
@@ -196,7 +211,7 @@ class PrefixCache:
             if node.children:
                 stack.extend(node.children.values())
                 node.children.clear()
-                node.openings.clear()
+                node.openings = None
             node.parent = None
             assert node.block is not None
             del self._nodes[node.block]
@@ -208,7 +223,7 @@ class PrefixCache:
 def _closest(node: Node, rest: Sequence[int]) -> tuple[int | None, int]:
     """The child that shares most tokens with the start of ``rest``: (block, shared tokens), or (None, 0)."""
     best, best_shared = None, 0
-    for child in node.openings.get(rest[0], {}).values() if rest else ():
+    for child in node.alike(rest[0]) if rest else ():
         num_shared = 0
         for theirs, ours in zip(child.tokens, rest, strict=False):
             if theirs != ours:

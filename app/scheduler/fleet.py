@@ -87,10 +87,9 @@ def simulate(
             followers.setdefault(arrival.after, []).append(index)
     # Two heaps of (moment, number): arrivals that are certain to come, and ends of ticks. Of the arrivals that follow on
     # none the next one is enough: a heap of all of them would be slow.
-    independent = iter(
-        sorted((arrival.at_s, index) for index, arrival in enumerate(workload) if arrival.after is None)
-    )
-    coming = [*islice(independent, 1)]
+    independent = (index for index, arrival in enumerate(workload) if arrival.after is None)
+    line = ((workload[index].at_s, index) for index in sorted(independent, key=lambda index: workload[index].at_s))
+    coming = [*islice(line, 1)]
     ends: list[tuple[float, int]] = []
 
     while coming or ends:
@@ -109,7 +108,7 @@ def simulate(
             now, index = heappop(coming)
             arrival = workload[index]
             if arrival.after is None:
-                for entry in islice(independent, 1):
+                for entry in islice(line, 1):
                     heappush(coming, entry)
             host = choose(hosts, arrival)
             before_s = host.next_s
