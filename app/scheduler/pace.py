@@ -55,7 +55,6 @@ class Pace:
         else:
             self._decode.add(took_s, 1)
 
-
     def observe_decode(self, moments_s: Sequence[float]) -> None:
         """As ``observe``, for ticks without prefill that followed each other, from one of the moments to the next."""
         self._decode.add_each(map(sub, moments_s[1:], moments_s))

@@ -197,8 +197,8 @@ class Host:
         num_skipped = len(ends_s) - 1
         for course in stretch.courses:
             request = course.request
-            after = request.tokens[-1] + 1
-            request.tokens.extend(range(after, after + num_skipped))
+            num_tokens = len(request.tokens)
+            request.tokens.extend(range(num_tokens, num_tokens + num_skipped))
             request.num_computed += num_skipped
         for tick, growing in stretch.crossings.items():
             if tick > num_skipped:
