@@ -85,8 +85,8 @@ def simulate(
     for index, arrival in enumerate(workload):
         if arrival.after is not None:
             followers.setdefault(arrival.after, []).append(index)
-    # Two heaps of (moment, number): arrivals that are certain to come, and ends of ticks. Of the arrivals that follow on
-    # none the next one is enough: a heap of all of them would be slow.
+    # Two heaps of (moment, number): arrivals that are certain to come, and ends of ticks. Of the arrivals that wait for
+    # nobody the next one is enough: a heap of all of them would be slow.
     independent = (index for index, arrival in enumerate(workload) if arrival.after is None)
     line = ((workload[index].at_s, index) for index in sorted(independent, key=lambda index: workload[index].at_s))
     coming = [*islice(line, 1)]

@@ -41,6 +41,11 @@ class Recording:
     def num_ticks(self) -> int:
         return sum(1 for entry in self.entries if entry[0] == "plan")
 
+    @property
+    def next_tick(self) -> int:
+        """The number of the tick that comes after the last one."""
+        return self.first_tick + self.num_ticks
+
 
 def rows_of(plan: Entry) -> list[tuple[int, int, int, bool]]:
     """(request id, start, number of tokens, whether it draws) of each row of a ``plan`` entry."""
@@ -130,16 +135,19 @@ def read(path: Path) -> Recording:
     return from_json(data)
 
 
-def samples(recording: Recording) -> list[Sample]:
-    """The measured ticks. One that was followed at once by another lasted until that one was planned."""
+def samples(recording: Recording, first_tick: int = 0) -> list[Sample]:
+    """The measured ticks from ``first_tick`` on. One that was followed at once by another lasted until that one was
+    planned."""
     size = recording.checkpoint.books.block_size
     ticks: list[tuple[Entry, float]] = []
+    next_tick = recording.first_tick
     for entry in recording.entries:
         if entry[0] == "plan":
             if ticks and _goes_on(ticks[-1][0], entry):
                 ticks[-1] = ticks[-1][0], entry[1]
             planned = entry
-        elif entry[0] == "apply":
+            next_tick += 1
+        elif entry[0] == "apply" and next_tick > first_tick:
             ticks.append((planned, entry[1]))
     measured = []
     for plan, ended_s in ticks:

@@ -166,8 +166,9 @@ class Host:
         if rows[-1].num_new > 1:  # chunks stand last
             return
         requests = [course.request for course in stretch.courses]
-        if any([request.state is not State.DECODING for request in requests]):
-            return
+        for request in requests:
+            if request.state is not State.DECODING:
+                return
         num_ticks = min([request.max_tokens - request.num_output for request in requests])
         crossings: dict[int, list[Row]] = {}
         size = self._spec.block_size
@@ -191,8 +192,8 @@ class Host:
         return self._is_paced or self._spec.config.enable_preemption or len(stretch.plan.rows) < self.num_slots
 
     def _leap(self, stretch: _Stretch) -> None:
-        """Bring the rows, the tables and the scheduler to where all ticks but the last one would have left them. The plan
-        of the last one differs from that of the first in nothing that is looked at when it is applied."""
+        """Bring the rows, the tables and the scheduler to where all ticks but the last one would have left them. The
+        plan of the last one differs from that of the first in nothing that is looked at when it is applied."""
         tables, scheduler, ends_s = self.tables, self.scheduler, stretch.ends_s
         num_skipped = len(ends_s) - 1
         for course in stretch.courses:
