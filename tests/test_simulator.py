@@ -149,6 +149,8 @@ def assert_leaps_change_nothing(
     assert preemptions(leapt.hosts) == preemptions(stepped.hosts)
     assert leapt.tally.num_gaps == stepped.tally.num_gaps
     assert leapt.tally.mean_gap_s == pytest.approx(stepped.tally.mean_gap_s, rel=1e-3)
+    spans = zip(leapt.tally.occupancy(), stepped.tally.occupancy(), strict=True)
+    assert all(ours == pytest.approx(theirs, abs=1e-6) for ours, theirs in spans)
     for ours, theirs in zip(leapt.hosts, stepped.hosts, strict=True):
         assert ours.num_ticks == theirs.num_ticks
         assert capture(ours.tables) == capture(theirs.tables)

@@ -16,7 +16,7 @@ from app.request import Request, SamplingParams, State
 from app.scheduler.cost import CostModel, Load, load_of
 from app.scheduler.fake_host import FakeEngine, HostSpec
 from app.scheduler.plan import Event, Finished, Plan, Row, Token
-from app.scheduler.tally import Tally
+from app.scheduler.tally import LIVE_BLOCKS, RUNNING, WAITING, Tally
 from app.scheduler.workload import Arrival, tokens_of
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -121,6 +121,8 @@ class Host:
         self._inbox.append(request)
         if stretch is None:
             self._begin(now)
+        else:
+            self.tally.tell(self.number, WAITING, now, self.num_in_flight - len(stretch.courses))
         return True
 
     def tick(self) -> list[Outcome]:
@@ -144,7 +146,7 @@ class Host:
         self._inbox.clear()
         if self.scheduler.is_idle:
             self._stretch = None
-            self.tally.occupy(self.number, now, self.tables.pool.num_live, 0, 0)
+            self._tell(now, 0, 0)
             return
         plan = self.scheduler.plan(now)
         if not plan.rows:
@@ -152,7 +154,7 @@ class Host:
         ids = [row.request_id for row in plan.rows]
         num_waiting = self.num_in_flight - len(ids)
         load = load_of(plan, self._spec.block_size)
-        self.tally.occupy(self.number, now, self.tables.pool.num_live, len(ids), num_waiting)
+        self._tell(now, len(ids), num_waiting)
         self._stretch = _Stretch(plan, [self._courses[i] for i in ids], now, [now + self._cost.seconds(load)])
         # A plan like the one before shows that whoever waits was refused with the blocks as they are now. With a budget
         # for the gap between tokens it may also have been refused for the time that ticks took.
@@ -209,11 +211,17 @@ class Host:
             tables.prefix_cache.expire(ends_s[tick - 1])
             for row in growing:
                 tables.grow(row.request_id, row.start + tick + 1)
+            self.tally.tell(self.number, LIVE_BLOCKS, ends_s[tick - 1], tables.pool.num_live)
         tables.prefix_cache.expire(ends_s[-2])
         scheduler._pace.observe_decode([stretch.began_s, *ends_s[:-1]])
         scheduler._planned_s = ends_s[-2]
 
     # ---- what came of it ----
+
+    def _tell(self, now: float, num_running: int, num_waiting: int) -> None:
+        self.tally.tell(self.number, LIVE_BLOCKS, now, self.tables.pool.num_live)
+        self.tally.tell(self.number, RUNNING, now, num_running)
+        self.tally.tell(self.number, WAITING, now, num_waiting)
 
     def _time_gaps(self, stretch: _Stretch) -> None:
         """Count the gaps between tokens of rows that go on."""
