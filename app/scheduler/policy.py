@@ -42,14 +42,16 @@ class SchedulerConfig:
     preemption_policy: PreemptionPolicy = "longest-first"
 
 
-def chunk_tokens(setting: int | None, num_decoding: int, num_prompts: int = 1) -> int:
+def chunk_tokens(config: SchedulerConfig, num_decoding: int, num_prompts: int = 1) -> int:
     """How many tokens of one prompt may be computed in a tick; 0 means all of it. A setting pins it in every state.
 
     Large only for a prompt that is alone: others would wait for their next token, or their first, as long as it takes.
+    Never more than all prompts together may have, where that is set.
     """
-    if setting is not None:
-        return setting
-    return CHUNK_ALONE if not num_decoding and num_prompts <= 1 else CHUNK_BESIDE_DECODE
+    if config.prefill_chunk is not None:
+        return config.prefill_chunk
+    chunk = CHUNK_ALONE if not num_decoding and num_prompts <= 1 else CHUNK_BESIDE_DECODE
+    return min(chunk, config.max_batch_prefill_tokens or chunk)
 
 
 def max_prefill_tokens(setting: int | None, max_batch_prefill: int, chunk_setting: int | None) -> int:

@@ -216,7 +216,7 @@ class Scheduler:
         config, num_decoding = self._config, len(self._seats.decoding)
         num_parked = len(self._seats.running) - num_decoding
         num_prompts = num_parked + (0 if self._seats.is_full else len(self._queue))
-        chunk = policy.chunk_tokens(config.prefill_chunk, num_decoding, num_prompts)
+        chunk = policy.chunk_tokens(config, num_decoding, num_prompts)
         cap = policy.max_prefill_tokens(config.max_batch_prefill_tokens, config.max_batch_prefill, config.prefill_chunk)
         if num_decoding and chunk:
             due = self._pace.chunk(chunk)
