@@ -24,7 +24,6 @@ import httpx
 from app.scheduler.cost import CostModel, Fit, Sample, fit
 from app.scheduler.fake_host import HostSpec
 from app.scheduler.fleet import simulate
-from app.scheduler.policy import SchedulerConfig
 from app.scheduler.recording import Recording, from_json, samples
 from app.scheduler.workload import Arrival
 from loadtest.contestants import Running, ours, running
@@ -75,7 +74,7 @@ def main() -> int:
     played: list[Played] = []
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, running(contestant, Path(folder)) as server:
-        spec = _spec(server, max(options.levels))
+        spec = _spec(server)
         round_s = 0.0
         for number in range(options.rounds):
             if time.monotonic() - began_s + round_s > 60 * options.minutes:
@@ -177,10 +176,19 @@ def _num_tokens(server: Running, text: str) -> int:
     return len(answer.json()["tokens"])
 
 
-def _spec(server: Running, num_slots: int) -> HostSpec:
-    stats = httpx.get(f"{server.url}/v1/cache/stats", timeout=60).raise_for_status().json()
-    config = SchedulerConfig(num_slots=num_slots, max_batch_size=num_slots)
-    return HostSpec(config, stats["paged_blocks_allocated"], stats["paged_block_size"])
+def _spec(server: Running) -> HostSpec:
+    """The host that the server is, as its recording has it."""
+    recording = _recording(server)
+    books = recording.checkpoint.books
+    return HostSpec(
+        recording.config,
+        books.num_blocks,
+        books.block_size,
+        books.prefix_cache,
+        books.min_prefix,
+        books.ttl_s,
+        max_queue_depth=None,
+    )
 
 
 def _medians(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
