@@ -77,6 +77,7 @@ class Host:
         self.tally = tally
         self.num_ticks = 0
         self.num_in_flight = 0  # queued or running
+        self.next_s = math.inf  # when the ticks under way end; never while idle
         self.scheduler, self.tables = spec.scheduler()
         self._spec = spec
         self._cost = cost
@@ -93,11 +94,6 @@ class Host:
     @property
     def num_slots(self) -> int:
         return min(self._spec.config.num_slots, self._spec.config.max_batch_size)
-
-    @property
-    def next_s(self) -> float:
-        """When the ticks under way end; never while idle."""
-        return math.inf if self._stretch is None else self._stretch.ends_s[-1]
 
     def offer(self, index: int, arrival: Arrival, now: float) -> bool:
         """Take a request, or refuse it: the queue is full, or it would not fit into an empty pool."""
@@ -116,6 +112,7 @@ class Host:
         stretch = self._stretch
         if stretch is not None and len(stretch.ends_s) > 1 and self._may_join(stretch):
             del stretch.ends_s[bisect_right(stretch.ends_s, now) + 1 :]
+            self.next_s = stretch.ends_s[-1]
         self._courses[index] = _Course(request)
         self.num_in_flight += 1
         self._inbox.append(request)
@@ -145,7 +142,7 @@ class Host:
             self.scheduler.add(request)
         self._inbox.clear()
         if self.scheduler.is_idle:
-            self._stretch = None
+            self._stretch, self.next_s = None, math.inf
             self._tell(now, 0, 0)
             return
         plan = self.scheduler.plan(now)
@@ -160,6 +157,7 @@ class Host:
         # for the gap between tokens it may also have been refused for the time that ticks took.
         if self._leaps and (num_waiting == 0 or (ids == self._last_ids and not self._is_paced)):
             self._stretch_out(self._stretch, load)
+        self.next_s = self._stretch.ends_s[-1]
         self._last_ids = ids
 
     def _stretch_out(self, stretch: _Stretch, load: Load) -> None:
