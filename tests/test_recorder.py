@@ -169,6 +169,8 @@ def test_measured_ticks() -> None:
     assert [sample.load for sample in found] == [Load(0, 9, 3), Load(1, 0, 3), Load(1, 0, 3), Load(0, 3, 1)]
     assert [sample.seconds for sample in found] == pytest.approx([0.6, 0.2, 0.1, 0.25])
     assert isinstance(found[0], Sample)
+    assert saved(scheduler).next_tick == 4
+    assert samples(saved(scheduler), first_tick=2) == found[2:]
 
 
 def test_a_step_ahead_is_measured_from_the_end_of_the_one_before() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from operator import sub
+
 from app.scheduler import policy
 
 # What is left of older measurements with each new one.
@@ -54,6 +57,10 @@ class Pace:
         else:
             self._decode.add(took_s, 1)
 
+    def observe_decode(self, moments_s: Sequence[float]) -> None:
+        """As ``observe``, for ticks without prefill that followed each other, from one of the moments to the next."""
+        self._decode.add_each(map(sub, moments_s[1:], moments_s))
+
 
 class _Mean:
     """Seconds by pieces of work, of which older ones count less and less."""
@@ -74,3 +81,11 @@ class _Mean:
     def add(self, took_s: float, num_pieces: int) -> None:
         self._total_s = KEPT * self._total_s + took_s
         self._num_pieces = KEPT * self._num_pieces + num_pieces
+
+    def add_each(self, each_took_s: Iterable[float]) -> None:
+        """As ``add`` of one piece, for each of them in turn."""
+        total_s, num_pieces = self._total_s, self._num_pieces
+        for took_s in each_took_s:
+            total_s = KEPT * total_s + took_s
+            num_pieces = KEPT * num_pieces + 1
+        self._total_s, self._num_pieces = total_s, num_pieces

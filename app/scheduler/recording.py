@@ -43,6 +43,11 @@ class Recording:
     def num_ticks(self) -> int:
         return sum(1 for entry in self.entries if entry[0] in ("plan", "ahead"))
 
+    @property
+    def next_tick(self) -> int:
+        """The number of the tick that comes after the last one."""
+        return self.first_tick + self.num_ticks
+
 
 def rows_of(plan: Entry) -> Rows:
     """(request id, start, number of tokens, whether it draws) of each row of a ``plan`` or ``ahead`` entry."""
@@ -132,20 +137,25 @@ def read(path: Path) -> Recording:
     return from_json(data)
 
 
-def samples(recording: Recording) -> list[Sample]:
-    """The measured ticks. One that was followed at once by another lasted until that one was planned."""
+def samples(recording: Recording, first_tick: int = 0) -> list[Sample]:
+    """The measured ticks from ``first_tick`` on. One that was followed at once by another lasted until that one was
+    planned."""
     size = recording.checkpoint.books.block_size
     ticks: list[tuple[Rows, float, float]] = []
+    next_tick = recording.first_tick
     for entry in recording.entries:
         match entry:
             case ("plan", at_s, *_):
                 rows, began_s, following = rows_of(entry), at_s, None
                 if ticks and _goes_on(ticks[-1][0], rows):
                     ticks[-1] = *ticks[-1][:2], at_s
+                next_tick += 1
             case ("ahead", _):
                 following = rows_of(entry)
+                next_tick += 1
             case ("apply", at_s, *_):
-                ticks.append((rows, began_s, at_s))
+                if next_tick > first_tick:
+                    ticks.append((rows, began_s, at_s))
                 if following is not None:  # its turn begins
                     rows, began_s, following = following, at_s, None
     measured = []

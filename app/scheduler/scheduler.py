@@ -130,7 +130,7 @@ class Scheduler:
                     break
             request.num_computed = len(request.tokens) - 1 if row.draws else row.start + row.num_new
             if row.draft:
-                self._counters = self._counters.with_draft(len(row.draft), len(drawn) - 1)
+                self._counters.count_draft(len(row.draft), len(drawn) - 1)
                 self._speculation.learn(request, row.draft, len(drawn) - 1)
             may_fill_block = row.num_new > 1 or request.num_computed % block_size == 0
             if may_fill_block and not self._seats.publish(request):
@@ -145,7 +145,7 @@ class Scheduler:
                     request.move(State.DECODING)
             if reason is not None:
                 events.append(self._finish(request, reason, request.num_output, now))
-        self._counters = self._counters.with_tick(num_decode, num_chunks, num_prefill, plan.num_ahead > 0)
+        self._counters.count_tick(num_decode, num_chunks, num_prefill, plan.num_ahead > 0)
         self._pace.observe(num_decode, num_prefill, now - self._planned_s)
         self._planned_s = now  # when the turn of a step that is ahead begins
         return events
@@ -203,7 +203,7 @@ class Scheduler:
                 except OutOfBlocks:
                     self._requeue(policy.reclaim_victim(self._seats.running), "reclaim")
                     any_reclaimed = True
-        self._counters = self._counters.with_reclaim(any_reclaimed or cache.evictions_lru > num_evicted)
+        self._counters.count_reclaim(any_reclaimed or cache.evictions_lru > num_evicted)
         return any_reclaimed
 
     def _choose_chunks(self, may_admit: bool) -> tuple[list[tuple[Request, int]], list[tuple[int, int]]]:
@@ -232,8 +232,11 @@ class Scheduler:
         while may_admit and (head := self._queue.peek()) is not None:
             if self._seats.is_full and not config.enable_preemption:
                 break
-            served = {request.id for request, _ in self._deal(chunk, room, head)}
-            if head.id not in served or not admitted.keys() <= served or not self._make_way(head):
+            if num_parked or admitted:  # who is alone in line gets some of it for certain
+                served = {request.id for request, _ in self._deal(chunk, room, head)}
+                if head.id not in served or not admitted.keys() <= served:
+                    break
+            if not self._make_way(head):
                 break
             admitted[self._queue.pop().id] = None
             copies.extend(self._seats.take(head))
@@ -257,20 +260,17 @@ class Scheduler:
             if self._seats.is_full and not victims:
                 return False
             num_needed = self._seats.quote(request).num_blocks
-            num_decoding, num_freed = len(self._seats.decoding), tables.num_freed_by(victim.id for victim in victims)
-            fits, would_fit = (
-                policy.may_admit(num_needed, num_free, tables.num_blocks, config.watermark, num_decoding)
-                for num_free in (tables.num_free, tables.num_free + num_freed)
-            )
-            if fits and not self._seats.is_full:
+            rest = tables.num_blocks, config.watermark, len(self._seats.decoding)
+            if not self._seats.is_full and policy.may_admit(num_needed, tables.num_free, *rest):
                 return True
-            if not victims or not would_fit:
+            num_free = tables.num_free + tables.num_freed_by(victim.id for victim in victims)
+            if not victims or not policy.may_admit(num_needed, num_free, *rest):
                 return False
             self._requeue(policy.preemption_victim(victims, config.preemption_policy), "priority")
 
     def _announce(self, request: Request) -> Admitted:
         del self._unannounced[request.id]
-        self._counters = self._counters.with_start(request.num_prompt)
+        self._counters.count_start(request.num_prompt)
         return Admitted(request.id, request.num_cached, self._planned_s)
 
     def _requeue(self, request: Request, cause: str) -> None:
@@ -280,7 +280,7 @@ class Scheduler:
         request.move(State.QUEUED)
         request.num_computed = 0
         self._queue.push(request)
-        self._counters = self._counters.with_requeue(cause)
+        self._counters.count_requeue(cause)
 
     def _finish(self, request: Request, reason: FinishReason, num_output: int, now: float) -> Finished:
         self._may_grow = self._config.grows
@@ -292,5 +292,5 @@ class Scheduler:
         del self._requests[request.id]
         self._unannounced.pop(request.id, None)
         self._speculation.forget(request.id)
-        self._counters = self._counters.with_end(reason.value, num_output)
+        self._counters.count_end(reason.value, num_output)
         return Finished(request.id, reason, num_output, now)

@@ -96,7 +96,7 @@ class Seats:
         if not is_sound:
             self._tables.withdraw(request.id)
         self._tables.release(request.id)
-        self._views[request.slot] = seat(request, request.slot)._replace(is_busy=False)
+        self._views[request.slot] = seat(request, request.slot, is_busy=False)
         heapq.heappush(self._free, request.slot)
         request.slot = None
         del self._running[request.id]
