@@ -79,8 +79,12 @@ class Engine:
         rows = sorted(plan.rows, key=lambda row: row.num_new > 1)
         try:
             self._storage.copy(plan.copies)
-            drawing, failures = draw_rows(self.logits(rows), [row for row in rows if row.draws])
-            mx.async_eval(*self._storage.arrays(), *(drawing.arrays() if drawing else ()))
+            drawn = [row for row in rows if row.draws]
+            logits = self.logits(rows)
+            # Begun before the draws are built: meanwhile this thread computes which tokens constrained rows may draw.
+            mx.async_eval(*self._storage.arrays(), *([logits] if drawn else ()))
+            drawing, failures = draw_rows(logits, drawn)
+            mx.async_eval(*(drawing.arrays() if drawing else ()))
         except Exception as error:
             raise self._fault(error) from error
         return InFlight(drawing, failures)

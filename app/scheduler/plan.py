@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from app.request import FinishReason, Request, SamplingParams
+from app.request import Constraint, FinishReason, Request, SamplingParams
 
 Kind = Literal["decode", "prefill", "mixed"]
 
@@ -20,6 +20,7 @@ class Row(NamedTuple):
     ``tokens`` and ``blocks`` are the request's own growing lists, lent for the tick and never written by the engine.
     ``blocks[i]`` holds positions ``i * block_size`` up to the next multiple. ``draws`` says that the row reaches
     ``len(tokens)``, so the token after its last one is drawn; the draw stands at position ``start + num_new``.
+    Where there is a ``constraint``, it needs all tokens before that position to say what may be drawn.
     """
 
     request_id: int
@@ -30,13 +31,14 @@ class Row(NamedTuple):
     draws: bool
     num_prompt: int
     sampling: SamplingParams
+    constraint: Constraint | None = None
 
     @classmethod
     def of(cls, request: Request, num_new: int, blocks: Sequence[int]) -> Row:
         """The next ``num_new`` tokens of a request that holds ``blocks``."""
         tokens, start = request.tokens, request.num_computed
-        draws = start + num_new == len(tokens)
-        return cls(request.id, tokens, start, num_new, blocks, draws, request.num_prompt, request.sampling)
+        draws, sampling = start + num_new == len(tokens), request.sampling
+        return cls(request.id, tokens, start, num_new, blocks, draws, request.num_prompt, sampling, request.constraint)
 
 
 @dataclass(frozen=True, slots=True)
