@@ -9,10 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from llguidance import LLMatcher, LLTokenizer
 
+from app.errors import Overloaded
 from app.text.chat import Tokenizer, fast_tokenizer
-from app.text.trial import LIMITS, STACK_BYTES, Kind, attempt
+from app.text.trial import LIMITS, STACK_BYTES, Kind, attempt, shortened
 
 MAX_CACHED = 32
+MAX_WAITING = 16
 
 
 class Matcher:
@@ -53,10 +55,8 @@ class Grammar:
 
 
 class Grammars:
-    """Compiles for one model, on a thread of its own, and keeps what was asked for last, faults included.
-
-    ``compile`` belongs to the event loop.
-    """
+    """Compiles for one model, on a thread of its own, and keeps the grammars that were asked for last. ``compile``
+    belongs to the event loop."""
 
     def __init__(self, tokenizer: Tokenizer, end_tokens: Iterable[int], vocab_size: int) -> None:
         """``vocab_size`` is the model's, which may be more than the tokenizer's. Raises StartError as ChatText does."""
@@ -74,11 +74,17 @@ class Grammars:
             threading.stack_size(before)
 
     def compile(self, kind: Kind, source: str) -> Future[Grammar | str]:
-        """The grammar, or why there is none: a text for who sent it. Never fails, and must not be cancelled: others may
-        wait for the same one. One is compiled at a time, in ``TIMEOUT_S`` at most, and then some."""
+        """The grammar, or why there is none: a text for who sent it. Others may wait for the same future, so it is not
+        to be cancelled. One grammar is compiled at a time.
+
+        Raises:
+            Overloaded: too many wait for theirs.
+        """
         key = kind, source
         future = self._cached.pop(key, None)
-        if future is None:
+        if future is None or _has_failed(future):
+            if sum(not other.done() for other in self._cached.values()) >= MAX_WAITING:
+                raise Overloaded
             future = self._threads.submit(self._compile, kind, source)
         self._cached[key] = future
         if len(self._cached) > MAX_CACHED:
@@ -93,4 +99,8 @@ class Grammars:
             return reason
         compiled = LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=LIMITS)
         compiled.compute_bitmask()  # what is too complex for its first step is told now
-        return compiled.get_error() if compiled.is_error() else Grammar(compiled)
+        return shortened(compiled.get_error()) if compiled.is_error() else Grammar(compiled)
+
+
+def _has_failed(future: Future[Grammar | str]) -> bool:
+    return future.done() and (future.exception() is not None or isinstance(future.result(), str))

@@ -18,7 +18,9 @@ from llguidance import LLMatcher, LLParserLimits, grammar_from
 
 Kind = Literal["json_schema", "grammar"]
 
-TIMEOUT_S = 5
+CPU_S = 3
+# On a busy machine those seconds take a while.
+TIMEOUT_S = 30
 # The stack of the trial; where its outcome is used there has to be more.
 STACK_BYTES = 8 << 20
 # An object may have some thousand optional members, each of which can come next; errors quote no source.
@@ -30,7 +32,12 @@ TOO_COMPLEX = "it is too complex to be compiled"
 
 
 def attempt(kind: Kind, source: str) -> tuple[str, str]:
-    """What the library takes ``source`` for, and why it cannot be used: one of the two is empty."""
+    """What the library makes of ``source``, and why it cannot be used: one of the two is empty. Takes a few tenths of a
+    second, and ``CPU_S`` of computing at most.
+
+    Raises:
+        OSError: the trial could not be held.
+    """
     try:
         done = subprocess.run(
             [sys.executable, "-P", __file__],
@@ -41,7 +48,7 @@ def attempt(kind: Kind, source: str) -> tuple[str, str]:
         )
     except subprocess.TimeoutExpired:
         return "", TOO_COMPLEX
-    if done.returncode != 0:
+    if not done.stdout:  # ended by a signal for want of stack or time, or by a fault of the library
         return "", TOO_COMPLEX
     grammar, reason = json.loads(done.stdout)
     return grammar, reason
@@ -60,12 +67,13 @@ def _judge(kind: Kind, source: str) -> tuple[str, str]:
     try:
         grammar = _converted(kind, source)
     except (ValueError, RecursionError) as error:
-        return "", _short(str(error))
+        return "", shortened(str(error))
     is_bad, messages = LLMatcher.validate_grammar_with_warnings(grammar, None, limits=LIMITS)
-    return ("", _short(messages[0])) if is_bad else (grammar, "")
+    return ("", shortened(messages[0])) if is_bad else (grammar, "")
 
 
-def _short(reason: str) -> str:
+def shortened(reason: str) -> str:
+    """A reason of the library, which may be pages long, as one line."""
     return " ".join(reason.split())[:MAX_REASON_CHARS]
 
 
@@ -75,7 +83,7 @@ def _answer() -> None:
 
 
 if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_CPU, (TIMEOUT_S, TIMEOUT_S))  # also where nobody is left to end it
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=_answer)
     thread.start()
