@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import mlx.core as mx
 import pytest
 
 from app.engine import loader
@@ -157,3 +158,14 @@ def test_nothing_of_a_cancelled_answer_stays(engine: Engine, loaded: LoadedModel
     del request
     gc.collect()
     assert matcher() is None
+
+
+def test_masks_are_computed_after_the_forward_has_begun(
+    engine: Engine, loaded: LoadedModel, grammar: Grammar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    begin, mask = mx.async_eval, Matcher.mask
+    monkeypatch.setattr(mx, "async_eval", lambda *arrays: (seen.append("begin"), begin(*arrays)))
+    monkeypatch.setattr(Matcher, "mask", lambda matcher, tokens: (seen.append("mask"), mask(matcher, tokens))[1])
+    run(engine, build_scheduler(NUM_BLOCKS, BLOCK_SIZE), {0: [asked(loaded, 0, grammar, max_tokens=2)]})
+    assert seen == ["begin", "mask", "begin"] * 2
