@@ -273,13 +273,7 @@ def test_the_embedded_model_with_the_openai_client(server: ServerProcess) -> Non
         max_tokens=40,  # type: ignore[arg-type]
     )
     assert isinstance(done.choices[0].message.parsed, Colour)
-    sure = answer(
-        server,
-        CHAT,
-        {
-            "messages": [{"role": "user", "content": "What is the capital of France?"}],
-            "temperature": 0,
-            **strict({"enum": ["Berlin", "Madrid", "Paris", "Rome"]}),
-        },
-    )
-    assert text_of(sure) == '"Paris"'
+    assert done.choices[0].finish_reason == "stop"
+    towns = ["Berlin", "Madrid", "Paris", "Rome"]
+    body = answer(server, CHAT, ASK | strict({"enum": towns}) | {"temperature": 0})
+    assert json.loads(text_of(body)) in towns
