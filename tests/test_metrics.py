@@ -11,7 +11,7 @@ from app.scheduler.snapshot import Counters, PoolView, PrefixView, SlotView, Sna
 from tests.scripted import ScriptedService
 
 SNAPSHOT = Snapshot(
-    slots=(SlotView(0, 7, sampling=SamplingParams()), SlotView(1)),
+    slots=(SlotView(0, 7, sampling=SamplingParams(), is_busy=True), SlotView(1)),
     num_active=1,
     num_queued=2,
     counters=Counters(
@@ -25,6 +25,8 @@ SNAPSHOT = Snapshot(
         prefill_chunks=11,
         mixed_steps=12,
         prefill_grants=13,
+        spec_proposed_tokens=23,
+        spec_accepted_tokens=20,
         reclaim_passes=14,
         preemptions={"reclaim": 14},
     ),
@@ -62,6 +64,8 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
         ("batch_prefill_chunks_total", {}, 11),
         ("batch_mixed_steps_total", {}, 12),
         ("batch_prefill_grants_total", {}, 13),
+        ("spec_proposed_tokens_total", {}, 23),
+        ("spec_accepted_tokens_total", {}, 20),
         ("batch_reclaim_passes_total", {}, 14),
         ("batch_preemptions_total", {"cause": "reclaim"}, 14),
         ("cache_pool_paged_block_size", {}, 64),

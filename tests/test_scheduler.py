@@ -37,7 +37,7 @@ class Bench:
     def tick(self, token: int = DRAWN, failing: tuple[int, ...] = ()) -> tuple[Plan, list[Event]]:
         self.now += 1.0
         plan = self.scheduler.plan(self.now)
-        draws = {row.request_id: Draw(token) for row in plan.rows if row.draws and row.request_id not in failing}
+        draws = {row.request_id: (Draw(token),) for row in plan.rows if row.draws and row.request_id not in failing}
         events = self.scheduler.apply(plan, Result(draws, dict.fromkeys(failing, "why")), self.now + 0.5)
         self.scheduler.check()
         return plan, events
@@ -420,7 +420,7 @@ def test_the_snapshot_shows_slots_queue_and_totals():
     assert (counters.prompt_tokens, counters.completion_tokens) == (18, 12)
     assert (counters.prefill_tokens, counters.decode_tokens) == (18, 9)
     assert counters.prefill_chunks == 6
-    assert all(view.request_id is None for view in bench.scheduler.snapshot().slots)
+    assert not any(view.is_busy for view in bench.scheduler.snapshot().slots)
 
 
 def test_mixed_ticks_and_decode_steps_are_counted():
@@ -551,11 +551,7 @@ def test_nobody_is_admitted_into_a_tick_that_computes_nothing_of_it():
 
 
 def running(bench: Bench) -> list[tuple[int, int]]:
-    return [
-        (view.request_id, view.num_prompt_computed)
-        for view in bench.scheduler.snapshot().slots
-        if view.request_id is not None
-    ]
+    return [(view.request_id, view.num_prompt_computed) for view in bench.scheduler.snapshot().slots if view.is_busy]
 
 
 def test_a_chunk_is_held_back_and_granted_in_the_end():
@@ -577,7 +573,7 @@ def test_the_chunk_shrinks_into_the_budget():
         bench.now += 100.0
         plan = bench.scheduler.plan(bench.now)
         took_s = 0.1 + 0.002 * (plan.num_tokens - 1)
-        draws = {row.request_id: Draw(DRAWN) for row in plan.rows if row.draws}
+        draws = {row.request_id: (Draw(DRAWN),) for row in plan.rows if row.draws}
         bench.scheduler.apply(plan, Result(draws), bench.now + took_s)
         return plan.num_tokens - 1
 
@@ -604,7 +600,7 @@ def test_a_pool_without_bound_grows_before_anybody_loses_blocks():
         if plan.num_blocks:
             bench.scheduler.resized(plan.num_blocks, bench.now)
         else:
-            draws = {row.request_id: Draw(DRAWN) for row in plan.rows if row.draws}
+            draws = {row.request_id: (Draw(DRAWN),) for row in plan.rows if row.draws}
             bench.scheduler.apply(plan, Result(draws), bench.now)
     assert bench.tables.num_blocks == 32
     assert bench.scheduler.snapshot().counters.preemptions == {}

@@ -79,7 +79,7 @@ class Engine:
         rows = sorted(plan.rows, key=lambda row: row.num_new > 1)
         try:
             self._storage.copy(plan.copies)
-            drawn = [row for row in rows if row.draws]
+            drawn = [draw for row in rows for draw in row.each_draw()]
             logits = self.logits(rows)
             # Begun before the draws are built: meanwhile this thread computes which tokens constrained rows may draw.
             mx.async_eval(*self._storage.arrays(), *([logits] if drawn else ()))
@@ -92,13 +92,14 @@ class Engine:
     def finish_rows(self, step: InFlight) -> Result:
         """Wait for a submitted step and read what it drew. Raises as ``step``."""
         drawing, failures = step.drawing, dict(step.failures)
-        draws: dict[int, Draw] = {}
+        draws: dict[int, tuple[Draw, ...]] = {}
         try:
             _evaluate([*self._storage.arrays(), *(drawing.arrays() if drawing else ())])
             if drawing is not None:
-                draws = {row.request_id: draw for row, draw in zip(drawing.rows, drawing.read(), strict=True)}
+                for row, draw in zip(drawing.rows, drawing.read(), strict=True):
+                    draws[row.request_id] = (*draws.get(row.request_id, ()), draw)
                 for row in drawing.unsound():
-                    del draws[row.request_id]
+                    draws.pop(row.request_id, None)
                     failures[row.request_id] = "its logits are not finite numbers"
                     self._storage.clean(row.blocks)
         except Exception as error:
@@ -133,7 +134,7 @@ class Engine:
         mx.clear_cache()
 
     def logits(self, rows: Sequence[Row]) -> mx.array:
-        """Logits ``[R, vocab]`` of the rows that draw; K and V of all go to the pool. One-token rows come first."""
+        """Logits ``[R, vocab]``, one row a draw; K and V of all tokens go to the pool. One-token rows come first."""
         *earlier, last = self._cuts.cut(rows)
         drawn = []
         for piece in earlier:
@@ -148,14 +149,14 @@ class Engine:
         return mx.concatenate([*drawn, logits]) if drawn else logits
 
     def _forward(self, piece: Piece) -> mx.array:
-        """Logits of the rows that draw; if none does, of one that means nothing."""
+        """Logits of each draw; if there is none, of one that means nothing."""
         geometry = Geometry(piece.rows, self._storage.block_size, piece.num_padded, piece.width)
         ends: list[int] = []
         ids: list[int] = []
         for row in piece.rows:
-            ids += row.tokens[row.start : row.start + row.num_new]
+            ids += [*row.tokens[row.start : row.start + row.num_new], *row.draft]
             if row.draws:
-                ends.append(len(ids) - 1)
+                ends += range(len(ids) - 1 - len(row.draft), len(ids))
         ids += [0] * geometry.num_padding
         self._head.aim(mx.array(ends + [0] * (max(piece.num_draws, 1) - len(ends))))
         out = self._model(mx.array(ids)[:, None], cache=layer_caches(self._storage, geometry))

@@ -62,6 +62,15 @@ class Seats:
         self._running[request.id] = request
         return admission.copies
 
+    def publish(self, request: Request) -> bool:
+        """Leave the blocks that are full to the prefix cache as well. Says whether it could be done."""
+        try:
+            self._tables.publish(request.id, request.tokens, request.num_computed)
+        except Exception as error:
+            log.error("request %d failed when its blocks were published: %s", request.id, kind_and_place(error))
+            return False
+        return True
+
     def leave(self, request: Request, is_sound: bool = True) -> bool:
         """Take slot and blocks away, and leave to the prefix cache what can be trusted. Says whether it all can."""
         assert request.slot is not None
@@ -74,7 +83,7 @@ class Seats:
         if not is_sound:
             self._tables.withdraw(request.id)
         self._tables.release(request.id)
-        self._views[request.slot] = seat(request, request.slot)._replace(request_id=None)
+        self._views[request.slot] = seat(request, request.slot)._replace(is_busy=False)
         heapq.heappush(self._free, request.slot)
         request.slot = None
         del self._running[request.id]

@@ -10,7 +10,7 @@ from app.request import Request, SamplingParams
 
 
 class SlotView(NamedTuple):
-    """One slot as ``/slots`` shows it. ``request_id`` is None while nobody sits in it."""
+    """One slot as ``/slots`` shows it. ``request_id`` is of who sits in it or sat there last; None: nobody ever did."""
 
     id: int
     request_id: int | None = None
@@ -20,6 +20,7 @@ class SlotView(NamedTuple):
     num_output: int = 0
     max_tokens: int = 0
     sampling: SamplingParams | None = None
+    is_busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class Counters:
     prefill_chunks: int = 0
     mixed_steps: int = 0
     prefill_grants: int = 0
+    spec_proposed_tokens: int = 0
+    spec_accepted_tokens: int = 0
     preemptions: dict[str, int] = field(default_factory=dict)  # by cause: reclaim, priority, fault
     reclaim_passes: int = 0
 
@@ -52,12 +55,21 @@ class Counters:
         """After a running request went back to the queue."""
         return replace(self, preemptions=self.preemptions | {cause: self.preemptions.get(cause, 0) + 1})
 
+    def with_draft(self, num_proposed: int, num_right: int) -> Counters:
+        """After so many tokens of a draft were checked."""
+        return replace(
+            self,
+            spec_proposed_tokens=self.spec_proposed_tokens + num_proposed,
+            spec_accepted_tokens=self.spec_accepted_tokens + num_right,
+        )
+
     def with_reclaim(self, any_taken: bool) -> Counters:
         """After the blocks for decode were found, ``any_taken``: at the cost of a prefix key or of another row."""
         return replace(self, reclaim_passes=self.reclaim_passes + 1) if any_taken else self
 
     def with_tick(self, num_decode: int, num_chunks: int, num_prefill: int) -> Counters:
-        """After a tick with ``num_decode`` decode rows and ``num_prefill`` tokens in ``num_chunks`` prefill rows."""
+        """After a tick whose decode rows brought ``num_decode`` tokens, with ``num_prefill`` tokens in ``num_chunks``
+        prefill rows."""
         return replace(
             self,
             prefill_tokens=self.prefill_tokens + num_prefill,
@@ -121,6 +133,7 @@ def seat(request: Request, slot: int) -> SlotView:
         request.num_output,
         request.max_tokens,
         request.sampling,
+        is_busy=True,
     )
 
 
