@@ -60,6 +60,11 @@ COUNTERS: tuple[tuple[str, str, Callable[[Snapshot], float]], ...] = (
     ("batch_prefill_tokens", "Tokens computed in prefill.", lambda s: s.counters.prefill_tokens),
     ("batch_decode_tokens", "Tokens drawn in decode steps.", lambda s: s.counters.decode_tokens),
     ("batch_decode_steps", "Ticks with a decoding row.", lambda s: s.counters.decode_steps),
+    (
+        "batch_decode_lookahead_steps",
+        "Decode steps submitted before the last was read.",
+        lambda s: s.counters.lookahead_steps,
+    ),
     ("batch_prefill_chunks", "Prefill chunks run.", lambda s: s.counters.prefill_chunks),
     ("batch_mixed_steps", "Ticks with decoding rows and a chunk.", lambda s: s.counters.mixed_steps),
     ("batch_prefill_grants", "Chunks let in beside live decode.", lambda s: s.counters.prefill_grants),

@@ -124,9 +124,11 @@ class Runtime:
         if most_tokens < n_ctx:
             log.warning("the KV budget holds less than a window of %d tokens: a slot has %d", n_ctx, most_tokens)
         self._open(loaded, min(n_ctx, most_tokens), most_tokens, loaded.kv_bytes_per_token * block_size)
-        return engine, self._scheduler(size.num_blocks, block_size)
+        lookahead = {"auto": not kernels.on_cpu(), "on": True, "off": False}[settings.decode_lookahead]
+        log.info("a decode step is submitted %s the last one is read", "before" if lookahead else "after")
+        return engine, self._scheduler(size.num_blocks, block_size, lookahead)
 
-    def _scheduler(self, num_blocks: int, block_size: int) -> Scheduler:
+    def _scheduler(self, num_blocks: int, block_size: int, lookahead: bool) -> Scheduler:
         settings = self._settings
         pool = BlockPool(num_blocks)
         ttl_s = settings.prompt_cache_ttl or None
@@ -144,6 +146,7 @@ class Runtime:
             enable_preemption=settings.enable_preemption,
             preemption_policy=settings.preemption_policy,
             prompt_lookup_max_batch=settings.prompt_lookup_max_batch,
+            lookahead=lookahead,
         )
         tables = BlockTables(pool, cache, block_size)
         drafter = PromptLookup() if _speculates(settings) else None

@@ -28,7 +28,8 @@ class SchedulerConfig:
     0: no cap. ``watermark`` is the share of the pool that admission keeps free while anybody decodes. ``itl_budget_s``
     is how long a tick with decode may take, None: any time; ``grant_interval`` is how many ticks in a row it may put
     prefill off, 0: any number. ``grows`` says that the pool has no bound of its own: it is doubled when it is short.
-    ``prompt_lookup_max_batch`` is how many rows may decode at most in a tick with drafts."""
+    ``prompt_lookup_max_batch`` is how many rows may decode at most in a tick with drafts. ``lookahead`` says that a
+    decode step may be submitted before the tokens of the one before are read."""
 
     num_slots: int = 4
     max_batch_size: int = 4
@@ -39,6 +40,7 @@ class SchedulerConfig:
     itl_budget_s: float | None = None
     grant_interval: int = 16
     grows: bool = False
+    lookahead: bool = False
     enable_preemption: bool = False
     preemption_policy: PreemptionPolicy = "longest-first"
     prompt_lookup_max_batch: int = 2
