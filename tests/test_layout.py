@@ -61,6 +61,7 @@ ONLY_IN = {
     "mlx_lm": "engine",
     "numpy": "engine",
     "transformers": "engine",
+    "llguidance": "text",
     "granian": "serve",
     "prometheus_client": "metrics",
     "matplotlib": "charts",

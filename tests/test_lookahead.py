@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +50,19 @@ def test_the_same_rows_each_one_token_further() -> None:
     scheduler.apply(following, drawn(following), 0.0)
     counters = scheduler.snapshot().counters
     assert (counters.decode_steps, counters.lookahead_steps) == (2, 1)
+
+
+class Anything:
+    def mask(self, tokens: Sequence[int]) -> bytes:
+        raise AssertionError("only the engine asks")
+
+
+def test_a_constrained_row_ends_the_run() -> None:
+    """What it may draw depends on the token that is still in flight."""
+    scheduler, plan = decoding(ask(1), ask(2))
+    assert scheduler.ahead(plan) is not None
+    scheduler, plan = decoding(ask(1), ask(2, constraint=Anything()))
+    assert scheduler.ahead(plan) is None
 
 
 def test_off_there_is_none() -> None:

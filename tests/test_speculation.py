@@ -381,3 +381,17 @@ def test_without_a_drafter_nobody_proposes():
         plan = scheduler.plan(1.0)
         assert not any(row.draft for row in plan.rows)
         scheduler.apply(plan, Result({1: (Draw(1),)}), 1.0)
+
+
+def test_a_constrained_request_never_proposes_and_keeps_nobody_from_it():
+    class Anything:
+        def mask(self, tokens):
+            raise AssertionError("only the engine asks")
+
+    bench = Bench(71)
+    bench.decoding(5, constraint=Anything())
+    speculation = bench.scheduler._speculation
+    assert not speculation.may_propose(list(bench.scheduler._seats.decoding))
+    bench.decoding(5)
+    assert bench.drafts() == [(), (71,)]
+    assert speculation.may_propose(list(bench.scheduler._seats.decoding))

@@ -229,14 +229,25 @@ def _floor(probabilities: mx.array, params: Sequence[SamplingParams], width: int
 
 
 def _adjusted(logits: mx.array, rows: Sequence[Row]) -> mx.array:
-    """Penalties, then logit_bias, then banned tokens. Rows that ask for none of them stay bitwise the same."""
-    logits = _penalised(logits, rows)
+    """Penalties, then logit_bias, then banned tokens and those that a constraint leaves out. Rows that ask for none of
+    them stay bitwise the same."""
+    logits = _constrained(_penalised(logits, rows), rows)
     biased = [(i, token, bias) for i, row in enumerate(rows) for token, bias in row.sampling.logit_bias]
     biased += [(i, token, -np.inf) for i, row in enumerate(rows) for token in row.sampling.banned]
     if not biased:
         return logits
     at, tokens, bias = (mx.array(column) for column in zip(*biased, strict=True))
     return logits.at[at, tokens].add(bias)
+
+
+def _constrained(logits: mx.array, rows: Sequence[Row]) -> mx.array:
+    masks = {i: row.constraint.mask(row.tokens) for i, row in enumerate(rows) if row.constraint is not None}
+    if not masks:
+        return logits
+    bits = [np.frombuffer(mask, np.uint8) for mask in masks.values()]
+    allowed = np.stack([np.unpackbits(row, count=logits.shape[-1], bitorder="little") for row in bits])
+    # Added, not chosen: what is no number stays none.
+    return logits.at[mx.array(list(masks))].add(mx.array(np.where(allowed, 0.0, -np.inf).astype(np.float32)))
 
 
 def _penalised(logits: mx.array, rows: Sequence[Row]) -> mx.array:

@@ -25,7 +25,9 @@ def ahead(plan: Plan, seats: Seats, tables: BlockTables) -> Plan | None:
         return None
     num_promised = 0
     for row in plan.rows:
-        if not _goes_on(row, seats) or not row.draws or row.num_new > 1 or row.sampling.has_penalty:
+        if not _goes_on(row, seats) or not row.draws or row.num_new > 1:
+            return None
+        if row.sampling.has_penalty or row.constraint is not None:  # its draw depends on the token that is in flight
             return None
         request = seats[row.request_id]
         # The step in flight draws one token, which must not be the last one; and this step computes that token.

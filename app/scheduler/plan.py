@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from app.request import FinishReason, Request, SamplingParams
+from app.request import Constraint, FinishReason, Request, SamplingParams
 
 Kind = Literal["decode", "prefill", "mixed"]
 
@@ -22,7 +22,8 @@ class Row(NamedTuple):
     ``len(tokens)``, so the token after its last one is drawn; the draw stands at position ``start + num_new``.
 
     A row that decodes may carry a ``draft``: tokens that are guessed to follow, counted in ``num_new`` and computed as
-    if they were the request's. It draws after its last own token and after each of the draft.
+    if they were the request's. It draws after its last own token and after each of the draft. A row with a
+    ``constraint`` never does: what may be drawn depends on every token before.
     """
 
     request_id: int
@@ -34,13 +35,16 @@ class Row(NamedTuple):
     num_prompt: int
     sampling: SamplingParams
     draft: tuple[int, ...] = ()
+    constraint: Constraint | None = None
 
     @classmethod
     def of(cls, request: Request, num_new: int, blocks: Sequence[int], draft: tuple[int, ...] = ()) -> Row:
         """The next ``num_new`` tokens of a request that holds ``blocks``, and a draft on top if they are its last."""
         tokens, start, num_all = request.tokens, request.num_computed, num_new + len(draft)
-        draws = start + num_new == len(tokens)
-        return cls(request.id, tokens, start, num_all, blocks, draws, request.num_prompt, request.sampling, draft)
+        draws, sampling = start + num_new == len(tokens), request.sampling
+        return cls(
+            request.id, tokens, start, num_all, blocks, draws, request.num_prompt, sampling, draft, request.constraint
+        )
 
     @property
     def is_chunk(self) -> bool:

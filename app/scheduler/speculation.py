@@ -43,7 +43,8 @@ class Drafter(Protocol):
 
 
 class Speculation:
-    """The drafts of a tick. Nobody gives way for them: they get blocks only where some lie idle and hold nothing."""
+    """The drafts of a tick. Nobody gives way for them: they get blocks only where some lie idle and hold nothing. A
+    constrained request has none: what it may draw depends on the tokens that a draft only guesses."""
 
     def __init__(self, drafter: Drafter | None, max_rows: int, tables: BlockTables) -> None:
         """``drafter`` None: nobody proposes. ``max_rows``: nor does anybody while more rows decode."""
@@ -55,12 +56,17 @@ class Speculation:
         """Each request with its draft, the blocks for it in place. Call it when all others have got their blocks."""
         if self._drafter is None or len(decoding) > self._max_rows:
             return [(request, ()) for request in decoding]
-        return [(request, self._draft(self._drafter, request)) for request in decoding]
+        return [
+            (request, () if request.constraint is not None else self._draft(self._drafter, request))
+            for request in decoding
+        ]
 
     def may_propose(self, decoding: Sequence[Request]) -> bool:
         """Whether any of these may propose in the next tick, if they all decode in it and nobody else."""
         drafter = self._drafter
-        return drafter is not None and len(decoding) <= self._max_rows and any(map(drafter.may_propose, decoding))
+        if drafter is None or len(decoding) > self._max_rows:
+            return False
+        return any(drafter.may_propose(request) for request in decoding if request.constraint is None)
 
     def learn(self, request: Request, draft: Sequence[int], num_right: int) -> None:
         """A draft was checked, and the request's tokens go on with what was right: blocks for the rest go back."""
