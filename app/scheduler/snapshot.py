@@ -70,7 +70,7 @@ class Counters:
         self.reclaim_passes += any_taken
 
     def count_tick(self, num_decode: int, num_chunks: int, num_prefill: int, is_ahead: bool = False) -> None:
-        """A tick brought ``num_decode`` tokens of decode rows, and ``num_prefill`` tokens in ``num_chunks`` prefill rows.
+        """A tick brought ``num_decode`` tokens in decode rows, ``num_prefill`` in ``num_chunks`` prefill rows.
         ``is_ahead``: it was submitted before the tokens of the one before were read."""
         if num_decode:
             self.decode_tokens += num_decode
