@@ -27,6 +27,7 @@ from app.service import ModelCard, Service
 from app.settings import Settings
 from app.text.chat import ChatText
 from app.text.detokenizer import Vocabulary
+from app.text.dialect import dialect_of
 from app.worker import Worker
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class Runtime:
             },
         )
         text = ChatText(loaded.tokenizer, loaded.end_tokens)
-        self.service.open(card, text, Vocabulary(loaded.tokenizer))
+        self.service.open(card, text, Vocabulary(loaded.tokenizer), dialect_of(loaded.tokenizer))
 
 
 def _speculates(settings: Settings) -> bool:

@@ -15,7 +15,11 @@ from app.request import Request, SamplingParams
 from app.scheduler.snapshot import Snapshot
 from app.text.chat import ChatText
 from app.text.detokenizer import Vocabulary
+from app.text.dialect import PLAIN, Dialect
 from app.worker import Worker
+
+# As many of a prompt's last tokens as a mark of reasoning may take, with white space after it.
+PROMPT_END_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,8 @@ class Ask:
     """What is wanted, whoever asks. ``sampling.seed`` is the seed of choice 0; choice i uses seed + i.
 
     ``max_tokens`` None means the rest of the window. ``reserve`` is told the most tokens that this can come to, prompts
-    included, before anything is submitted; it may raise to refuse.
+    included, before anything is submitted; it may raise to refuse. In a chat only ``tools`` may be called, and without
+    ``many_calls`` only once.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -34,6 +39,8 @@ class Ask:
     use_prefix_cache: bool = True
     cache_salt: str = ""
     ignore_eos: bool = False
+    tools: tuple[dict[str, Any], ...] = ()
+    many_calls: bool = True
     reserve: Callable[[int], None] | None = field(default=None, compare=False)
 
 
@@ -69,10 +76,12 @@ class Service:
         self._observe = observe
         self._record = record
         self._model: tuple[ModelCard, ChatText, Vocabulary] | None = None
+        self._dialect = PLAIN
         self._ids = itertools.count(1)
 
-    def open(self, card: ModelCard, text: ChatText, vocabulary: Vocabulary) -> None:
-        """The model has been loaded: from now on there is something to ask."""
+    def open(self, card: ModelCard, text: ChatText, vocabulary: Vocabulary, dialect: Dialect = PLAIN) -> None:
+        """The model has been loaded: from now on there is something to ask. ``dialect`` is how it answers in a chat."""
+        self._dialect = dialect
         self._model = card, text, vocabulary
 
     @property
@@ -90,7 +99,7 @@ class Service:
         card, text, _ = self._loaded()
         self._worker.check_room(ask.n)  # before the work of encoding
         prompt = await asyncio.to_thread(text.encode_chat, messages, template, card.n_ctx)
-        return self._begin([prompt], ask, "messages", continues=False)
+        return self._begin([prompt], ask, "messages", self._dialect)
 
     async def complete(self, prompts: Sequence[str | Sequence[int]], ask: Ask) -> Completion:
         """Choice ``index`` is prompt * n + i, as OpenAI numbers them. Raises as ``chat``."""
@@ -100,15 +109,17 @@ class Service:
             await asyncio.to_thread(text.encode, prompt, window=card.n_ctx) if isinstance(prompt, str) else list(prompt)
             for prompt in prompts
         ]
-        return self._begin(encoded, ask, "prompt", continues=True)
+        return self._begin(encoded, ask, "prompt")
 
-    def _begin(self, prompts: Sequence[list[int]], ask: Ask, param: str, continues: bool) -> Completion:
+    def _begin(self, prompts: Sequence[list[int]], ask: Ask, param: str, dialect: Dialect | None = None) -> Completion:
+        """Without a ``dialect`` the answer continues the prompt's text."""
         arrived_s = time.monotonic()
         card, _, vocabulary = self._loaded()
         requests: list[Request] = []
         choices: list[Choice] = []
         for prompt in prompts:
             room = self._room(prompt, ask.max_tokens, param)
+            prompt_end = b"".join(map(vocabulary.data, prompt[-PROMPT_END_TOKENS:])).decode(errors="replace")
             for i in range(ask.n):
                 request = Request(
                     id=next(self._ids),
@@ -127,7 +138,11 @@ class Service:
                     cache_salt=ask.cache_salt,
                 )
                 requests.append(request)
-                choices.append(Choice(len(choices), request, vocabulary, ask.stop, continues, is_first=i == 0))
+                reader = (dialect or PLAIN).reader(ask.tools, prompt_end)
+                index, continues, is_first = len(choices), dialect is None, i == 0
+                choices.append(
+                    Choice(index, request, vocabulary, ask.stop, continues, reader, ask.many_calls, is_first)
+                )
         num_prompt = sum(map(len, prompts))
         if ask.reserve is not None:
             ask.reserve(num_prompt + sum(request.max_tokens for request in requests))

@@ -901,7 +901,7 @@ def test_detokenize_refuses_ids_outside_the_vocabulary() -> None:
 
 def test_apply_template() -> None:
     messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-    body = {"messages": messages, "tools": [{"type": "function"}]}
+    body = {"messages": messages, "tools": [{"type": "function", "function": {"name": "f"}}]}
     assert call(make_app(), "POST", "/apply-template", json=body).json() == {"prompt": "a|btools"}
 
 

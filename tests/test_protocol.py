@@ -15,6 +15,11 @@ from app.service import Ask
 
 DEFAULT = SamplingParams(temperature=0.6, top_p=0.9)
 LIMITS = Limits(vocab_size=100)
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+def tool(**fields: object) -> dict[str, object]:
+    return {"type": "function", "function": {"name": "f", **fields}}
 
 
 def chat(**fields: object) -> ChatBody:
@@ -64,10 +69,28 @@ def complete(**fields: object) -> CompletionBody:
         ({"stream": "yes"}, "stream: must be true or false"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage: must be true or false, got 1"),
         ({"model": 5}, "model: must be a string, got 5"),
+        ({"tools": {}}, "tools: must be a list"),
         ({"tools": [[]]}, "tools[0]: must be an object"),
+        ({"tools": [TOOL, {"type": "custom"}]}, "tools[1].type: only function tools are supported"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function: must be an object"),
+        ({"tools": [tool(name=None)]}, "tools[0].function.name: must be 1 to 64 letters, digits, and any of _ . -"),
+        ({"tools": [tool(name="a b")]}, "tools[0].function.name: must be 1 to 64 letters, digits, and any of _ . -"),
+        ({"tools": [tool(parameters=[])]}, "tools[0].function.parameters: must be an object"),
+        ({"tools": [tool(description=1)]}, "tools[0].function.description: must be a string"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls: must be true or false, got 1"),
+        (
+            {"reasoning_effort": "much"},
+            "reasoning_effort: must be one of 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'",
+        ),
         ({"priority": 2**31}, "priority: must be less than 2147483648, got 2147483648"),
         ({"response_format": {"type": "json_object"}}, "response_format: this value is not supported by this server"),
-        ({"tool_choice": "required"}, "tool_choice: this value is not supported by this server"),
+        ({"tool_choice": "required"}, "tool_choice: only none and auto are supported: no call can be forced"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "add"}}},
+            "tool_choice: only none and auto are supported: no call can be forced",
+        ),
+        ({"tool_choice": ["auto"]}, "tool_choice: only none and auto are supported: no call can be forced"),
+        ({"moderation": {"model": "x"}}, "moderation: this value is not supported by this server"),
         ({"functions": [{}]}, "functions: this value is not supported by this server"),
         ({"modalities": ["text", "audio"]}, "modalities: this value is not supported by this server"),
         ({"audio": {"voice": "x"}}, "audio: this value is not supported by this server"),
@@ -88,6 +111,7 @@ def test_a_wrong_value_is_refused_in_plain_words(fields: dict[str, object], text
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"repetition_penalty": 1.1, "repeat_penalty": 1.2}, "repeat_penalty"),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}, "reasoning_effort"),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(fields: dict[str, object], param: str) -> None:
@@ -98,7 +122,15 @@ def test_fields_that_contradict_each_other_are_refused(fields: dict[str, object]
 
 @pytest.mark.parametrize(
     "fields",
-    [{"max_tokens": 0}, {"echo": True}, {"suffix": "x"}, {"best_of": 3, "n": 2}, {"logprobs": 21}, {"logprobs": True}],
+    [
+        {"max_tokens": 0},
+        {"echo": True, "logprobs": 0},
+        {"echo": 1},
+        {"suffix": "x"},
+        {"best_of": 3, "n": 2},
+        {"logprobs": 21},
+        {"logprobs": True},
+    ],
 )
 def test_text_completions_refuse_what_they_do_not_do(fields: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -261,10 +293,57 @@ def test_null_content_beside_tool_calls_becomes_empty_text() -> None:
 
 
 def test_tools_and_template_options_reach_the_template() -> None:
-    tools = [{"type": "function"}]
-    assert chat(tools=tools, chat_template_kwargs={"a": 1}).template == {"tools": tools, "a": 1}
-    assert chat(tools=tools, tool_choice="none").template == {}
+    given = chat(tools=[TOOL], chat_template_kwargs={"a": 1})
+    assert given.template == {"tools": [TOOL], "a": 1}
+    assert given.ask(DEFAULT, LIMITS).tools == (TOOL,)
     assert chat(tools=[]).template == {}
+
+
+def test_tools_that_may_not_be_called_are_neither_shown_nor_read() -> None:
+    given = chat(tools=[TOOL], tool_choice="none")
+    assert (given.template, given.ask(DEFAULT, LIMITS).tools) == ({}, ())
+
+
+def test_null_members_of_a_function_are_absent() -> None:
+    given = chat(tools=[tool(parameters=None, strict=None, description=None)])
+    assert given.tools == [{"type": "function", "function": {"name": "f"}}]
+
+
+def test_one_call_at_a_time_reaches_the_service() -> None:
+    assert ask().many_calls
+    assert not ask(parallel_tool_calls=False).many_calls
+
+
+@pytest.mark.parametrize(
+    ("fields", "template"),
+    [
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            {"reasoning_effort": "none", "enable_thinking": True},
+        ),
+        ({"reasoning_effort": None}, {}),
+    ],
+)
+def test_reasoning_effort_is_an_option_of_the_template(fields: dict[str, object], template: dict[str, object]) -> None:
+    assert chat(**fields).template == template
+
+
+@pytest.mark.parametrize(
+    ("fields", "template", "unread"),
+    [
+        ({"tools": [TOOL]}, "{{ messages }}", "tools"),
+        ({"tools": [TOOL]}, "{{ tools }}", ""),
+        ({"tools": [TOOL]}, "", ""),
+        ({"tools": [TOOL], "tool_choice": "none"}, "{{ messages }}", ""),
+        ({}, "{{ messages }}", ""),
+    ],
+)
+def test_tools_are_unread_where_the_template_has_no_place_for_them(
+    fields: dict[str, object], template: str, unread: str
+) -> None:
+    assert chat(**fields).unread(template) == unread
 
 
 def test_unknown_fields_are_named_in_a_form_fit_for_a_header() -> None:

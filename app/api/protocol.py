@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from app.api.fields import INERT, NEUTRAL, Limits, check_messages, check_prompts
+from app.api.fields import INERT, NEUTRAL, Limits, check_messages, check_prompts, check_tool_choice, check_tools
 from app.errors import InvalidRequest
 from app.request import SamplingParams
 from app.service import Ask
@@ -23,6 +23,9 @@ def _listed(value: Any) -> Any:
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
+Messages = Annotated[list[dict[str, Any]], BeforeValidator(check_messages)]
+Tools = Annotated[list[dict[str, Any]], BeforeValidator(check_tools)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class Body(BaseModel):
@@ -65,7 +68,7 @@ class Generation(Body):
     @classmethod
     def known_fields(cls) -> frozenset[str]:
         """Every name that is honoured, refused by value, or documented as without effect."""
-        return frozenset(cls.model_fields) | frozenset(cls.neutral) | INERT
+        return frozenset(cls.model_fields) | frozenset(cls.neutral) | frozenset(INERT)
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -75,6 +78,10 @@ class Generation(Body):
         ):
             raise InvalidRequest("repeat_penalty: differs from repetition_penalty, send one of them", "repeat_penalty")
         return self
+
+    def unread(self, chat_template: str) -> str:
+        """The field, if any, that the model's chat template has no use for."""
+        return ""
 
     @property
     def wants_usage(self) -> bool:
@@ -112,12 +119,14 @@ class Generation(Body):
 
 
 class ChatBody(Generation):
-    messages: Annotated[list[dict[str, Any]], BeforeValidator(check_messages)]
+    messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: list[dict[str, Any]] = []
-    tool_choice: Any = None
+    tools: Tools = []
+    tool_choice: Annotated[str, BeforeValidator(check_tool_choice)] = "auto"
+    parallel_tool_calls: bool = True
+    reasoning_effort: Effort | None = None
     chat_template_kwargs: dict[str, Any] = {}
 
     neutral = NEUTRAL["chat"]
@@ -128,6 +137,12 @@ class ChatBody(Generation):
             raise InvalidRequest("max_tokens: differs from max_completion_tokens, send one of them", "max_tokens")
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs: needs logprobs to be true", "top_logprobs")
+        effort = self.reasoning_effort
+        if effort is not None and self.chat_template_kwargs.get("reasoning_effort", effort) != effort:
+            raise InvalidRequest(
+                "reasoning_effort: differs from chat_template_kwargs.reasoning_effort, send one of them",
+                "reasoning_effort",
+            )
         return self
 
     def ask(self, default: SamplingParams, limits: Limits) -> Ask:
@@ -137,18 +152,30 @@ class ChatBody(Generation):
             InvalidRequest: ``logit_bias`` names a token that the vocabulary does not have.
         """
         num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return self._ask(default, limits, num_logprobs, self.max_completion_tokens or self.max_tokens)
+        ask = self._ask(default, limits, num_logprobs, self.max_completion_tokens or self.max_tokens)
+        return dataclasses.replace(ask, tools=tuple(self.offered), many_calls=self.parallel_tool_calls)
+
+    def unread(self, chat_template: str) -> str:
+        return "tools" if self.offered and chat_template and "tools" not in chat_template else ""
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that may be called; others are not shown to the model."""
+        return [] if self.tool_choice == "none" else self.tools
 
     @property
     def template(self) -> dict[str, Any]:
-        """Variables for the chat template. Tools that must not be called are not shown to the model."""
-        tools = {"tools": self.tools} if self.tools and self.tool_choice != "none" else {}
-        return {**self.chat_template_kwargs, **tools}
+        """Variables for the chat template. To have no reasoning is to not enable it, where a template asks that."""
+        effort: dict[str, Any] = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        if self.reasoning_effort == "none":
+            effort["enable_thinking"] = False
+        return {**effort, **self.chat_template_kwargs, **({"tools": self.offered} if self.offered else {})}
 
 
 class CompletionBody(Generation):
     prompt: Annotated[list[str | list[int]], BeforeValidator(check_prompts)]
     logprobs: int | None = Field(None, ge=0, le=20)
+    echo: bool = False
     best_of: int | None = None
 
     neutral = NEUTRAL["completion"]
@@ -157,6 +184,8 @@ class CompletionBody(Generation):
     def _agree_on_text(self) -> Self:
         if self.best_of not in (None, 1, self.n):
             raise InvalidRequest("best_of: choosing among more candidates than n is not supported", "best_of")
+        if self.echo and self.logprobs is not None:
+            raise InvalidRequest("echo: not supported beside logprobs: a prompt's tokens have none here", "echo")
         return self
 
     def ask(self, default: SamplingParams, limits: Limits) -> Ask:
@@ -198,8 +227,8 @@ class DetokenizeBody(Body):
 
 
 class TemplateBody(Body):
-    messages: Annotated[list[dict[str, Any]], BeforeValidator(check_messages)]
-    tools: list[dict[str, Any]] = []
+    messages: Messages
+    tools: Tools = []
     chat_template_kwargs: dict[str, Any] = {}
 
     @property
