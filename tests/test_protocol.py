@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
+from openai.types import completion_create_params as completion_params
+from openai.types.chat import ChatCompletionStreamOptionsParam
+from openai.types.chat import completion_create_params as chat_completion_params
+from openai.types.shared_params import ReasoningEffort
 
-from app.api.fields import INERT, NEUTRAL, Limits
+from app.api.fields import INERT, Limits
 from app.api.parse import parse, unknown_fields
-from app.api.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from app.api.protocol import ChatBody, CompletionBody, DetokenizeBody, Generation, StreamOptions, TokenizeBody
 from app.errors import InvalidRequest
 from app.request import SamplingParams
 from app.service import Ask
+from ops.api_page import BEGIN, END, PAGE, fate, render_page
 
 DEFAULT = SamplingParams(temperature=0.6, top_p=0.9)
 LIMITS = Limits(vocab_size=100)
@@ -368,7 +373,48 @@ def test_token_ids_are_integers() -> None:
         parse(DetokenizeBody, {"tokens": [1, True]})
 
 
-def test_the_api_page_names_every_field() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "api.md").read_text()
-    known = {*ChatBody.model_fields, *CompletionBody.model_fields, *INERT, *NEUTRAL["chat"], *NEUTRAL["completion"]}
-    assert [name for name in sorted(known) if f"`{name}`" not in page] == []
+@pytest.mark.parametrize(
+    ("kind", "params"),
+    [
+        (ChatBody, chat_completion_params.CompletionCreateParamsNonStreaming),
+        (ChatBody, chat_completion_params.CompletionCreateParamsStreaming),
+        (CompletionBody, completion_params.CompletionCreateParamsNonStreaming),
+        (CompletionBody, completion_params.CompletionCreateParamsStreaming),
+    ],
+)
+def test_every_field_of_the_openai_package_is_honoured_inert_or_refused(kind: type[Generation], params: type) -> None:
+    fields = get_type_hints(params)
+    assert len(fields) > 15
+    assert [name for name in fields if not fate(kind, name)] == []
+
+
+def test_stream_options_are_those_of_the_openai_package() -> None:
+    assert get_type_hints(ChatCompletionStreamOptionsParam).keys() == StreamOptions.model_fields.keys()
+
+
+def test_every_effort_of_the_openai_package_is_taken() -> None:
+    (efforts,) = (option for option in get_args(ReasoningEffort) if option is not type(None))
+    assert [chat(reasoning_effort=effort).reasoning_effort for effort in get_args(efforts)] == list(get_args(efforts))
+
+
+def test_the_table_of_fields_is_up_to_date() -> None:
+    page = PAGE.read_text()
+    assert page.count(BEGIN) == page.count(END) == 1
+    assert page == render_page(page), "run `make docs`"
+    for kind in (ChatBody, CompletionBody):
+        assert [name for name in sorted(kind.known_fields()) if f"\n| `{name}` |" not in page] == []
+
+
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
+def test_what_the_table_calls_refused_is_refused(kind: type[Generation]) -> None:
+    needed = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}
+    refused = [name for name in kind.known_fields() if fate(kind, name).startswith("refused")]
+    assert refused
+    for name in refused:
+        with pytest.raises(InvalidRequest) as caught:
+            parse(kind, {**needed, name: {"some": "thing"}})
+        assert caught.value.param == name
+        for value in kind.neutral[name]:
+            parse(kind, {**needed, name: value})
+    for name in INERT:
+        parse(kind, {**needed, name: {"some": "thing"}})

@@ -42,26 +42,34 @@ class StreamOptions(Body):
 class Generation(Body):
     """What chat and text completions have in common."""
 
-    model: str | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    n: int = Field(1, ge=1, le=128)
-    stop: Annotated[list[NonEmpty], BeforeValidator(_listed), Field(max_length=16)] = []
+    model: str | None = Field(None, description="an accepted name, else 404")
+    stream: bool = Field(False, description="the answer as server-sent events")
+    stream_options: StreamOptions | None = Field(
+        None, description="`include_usage`; `include_obfuscation` has no effect"
+    )
+    n: int = Field(1, ge=1, le=128, description="each takes a slot")
+    stop: Annotated[list[NonEmpty], BeforeValidator(_listed), Field(max_length=16)] = Field(
+        [], description="a string or a list; found in what the model writes, calls and reasoning included"
+    )
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
+    top_k: int | None = Field(None, ge=-1, description="0 and -1: off")
     min_p: float | None = Field(None, ge=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="choice i uses seed + i")
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
-    repeat_penalty: float | None = Field(None, ge=0.01, le=100)
+    repeat_penalty: float | None = Field(None, ge=0.01, le=100, description="another name for `repetition_penalty`")
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] = {}
-    max_tokens: int | None = Field(None, ge=1)
-    ignore_eos: bool = False
-    cache_prompt: bool = True
-    cache_salt: str = Field("", max_length=256)
-    priority: int = Field(0, ge=-(2**31), lt=2**31)
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] = Field(
+        {}, description="token ids as strings, to a number from -100 to 100"
+    )
+    max_tokens: int | None = Field(
+        None, ge=1, description="absent: the rest of the window in chat, 16 in text completions"
+    )
+    ignore_eos: bool = Field(False, description="go on to `max_tokens`")
+    cache_prompt: bool = Field(True, description="false: neither adopts a prefix nor leaves one")
+    cache_salt: str = Field("", max_length=256, description="shares prefixes only with the same one")
+    priority: int = Field(0, ge=-(2**31), lt=2**31, description="higher first, see below")
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
@@ -119,15 +127,19 @@ class Generation(Body):
 
 
 class ChatBody(Generation):
-    messages: Messages
-    max_completion_tokens: int | None = Field(None, ge=1)
+    messages: Messages = Field(description="content is text, a list of text parts, or null beside calls")
+    max_completion_tokens: int | None = Field(None, ge=1, description="another name for `max_tokens`")
     logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: Tools = []
-    tool_choice: Annotated[str, BeforeValidator(check_tool_choice)] = "auto"
-    parallel_tool_calls: bool = True
-    reasoning_effort: Effort | None = None
-    chat_template_kwargs: dict[str, Any] = {}
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="needs `logprobs`")
+    tools: Tools = Field([], description="functions; see Calls. `strict` in one has no effect")
+    tool_choice: Annotated[str, BeforeValidator(check_tool_choice)] = Field(
+        "auto", description="`auto` or `none`; what forces a call is refused"
+    )
+    parallel_tool_calls: bool = Field(True, description="false: the first call ends the answer")
+    reasoning_effort: Effort | None = Field(
+        None, description="an option of the chat template; `none` also sets `enable_thinking` to false"
+    )
+    chat_template_kwargs: dict[str, Any] = Field({}, description="more options of the chat template")
 
     neutral = NEUTRAL["chat"]
 
@@ -173,10 +185,12 @@ class ChatBody(Generation):
 
 
 class CompletionBody(Generation):
-    prompt: Annotated[list[str | list[int]], BeforeValidator(check_prompts)]
-    logprobs: int | None = Field(None, ge=0, le=20)
-    echo: bool = False
-    best_of: int | None = None
+    prompt: Annotated[list[str | list[int]], BeforeValidator(check_prompts)] = Field(
+        description="a string, token ids, or a list of either"
+    )
+    logprobs: int | None = Field(None, ge=0, le=20, description="in text completions, as many alternatives")
+    echo: bool = Field(False, description="the prompt's text first; refused beside `logprobs`")
+    best_of: int | None = Field(None, description="1 or `n`; other values are refused")
 
     neutral = NEUTRAL["completion"]
 
