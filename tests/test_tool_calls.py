@@ -7,85 +7,27 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletion
-from starlette.applications import Starlette
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
-from app.api.app import create_app
-from app.metrics import Metrics
-from app.scheduler.plan import Row
-from app.service import ModelCard, Service
-from app.text.chat import ChatText
-from app.text.detokenizer import Vocabulary
 from app.text.dialect import Dialect
-from tests.played import PlayedEngine, until, working
-from tests.scripted import Options
-from tests.spoken import GPT_OSS, HERMES, HERMES_CALL, LLAMA, MISTRAL, QWEN, SPOKEN, TOOLS, Control, Spoken, c
-
-NAMES = sorted({str(piece) for spoken in SPOKEN for piece in spoken.said if isinstance(piece, Control)})
-TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}#{% endif %}{{ ending }}"
-
-
-def build_tokenizer() -> Any:
-    """One token a byte, and every control token of the scripts."""
-    vocab = {text: token for token, text in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in ("<|eot|>", *NAMES)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE)
-
-
-TOKENIZER = build_tokenizer()
-VOCABULARY = Vocabulary(TOKENIZER)
-END = TOKENIZER.convert_tokens_to_ids("<|eot|>")
-CARD = ModelCard(
-    ids=("small",),
-    path="small",
-    created=0,
-    n_ctx=512,
-    most_tokens=2048,
-    vocab_size=len(TOKENIZER),
-    bytes_per_block=1,
-    end_tokens=frozenset({END}),
-    chat_template=TEMPLATE,
-)
-
-
-def tokens_of(said: Sequence[str]) -> list[int]:
-    found: list[int] = []
-    for piece in said:
-        name = str(piece)
-        is_control = isinstance(piece, Control)
-        found += [TOKENIZER.convert_tokens_to_ids(name)] if is_control else TOKENIZER.backend_tokenizer.encode(name).ids
-    return found
+from tests.spoken import GPT_OSS, HERMES, HERMES_CALL, LLAMA, MISTRAL, QWEN, SPOKEN, TOOLS, Spoken, c
+from tests.talking import talking, tokens_of
 
 
 def answers(dialect: Dialect, said: Sequence[str], *bodies: dict[str, Any]) -> list[Any]:
     """What each body is answered by a model that always says the same and then ends its turn: JSON or text."""
-    script = tokens_of(said)
-
-    def play(row: Row, index: int) -> int:
-        return script[index] if index < len(script) else END
 
     async def go() -> list[Any]:
-        async with working(PlayedEngine(play), num_blocks=256, block_size=8) as worker:
-            service = Service(worker, lambda *_: None)
-            service.open(CARD, ChatText(TOKENIZER, CARD.end_tokens), VOCABULARY, dialect)
-            app: Starlette = create_app(service, Options(max_body_bytes=10**6), Metrics(service, "0"))
-            got = []
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test/v1") as http:
-                client = openai.AsyncOpenAI(api_key="x", base_url="http://test/v1", http_client=http, max_retries=0)
-                for body in bodies:
-                    given = {"model": "small", "messages": [{"role": "user", "content": "hi"}], **body}
-                    answer = await client.chat.completions.create(**given)
-                    got.append([chunk async for chunk in answer] if body.get("stream") else answer)
-                    await until(lambda: worker.snapshot.num_active == 0)
-            return got
+        got = []
+        async with talking(said, dialect) as http:
+            client = openai.AsyncOpenAI(api_key="x", base_url="http://test/v1", http_client=http, max_retries=0)
+            for body in bodies:
+                given = {"model": "small", "messages": [{"role": "user", "content": "hi"}], **body}
+                answer = await client.chat.completions.create(**given)
+                got.append([chunk async for chunk in answer] if body.get("stream") else answer)
+        return got
 
     return asyncio.run(asyncio.wait_for(go(), 60))
 
@@ -204,16 +146,11 @@ def test_log_probabilities_are_of_everything_said() -> None:
 
 
 def test_text_completions_are_raw() -> None:
-    script = tokens_of((f"<think>Hm</think>{HERMES_CALL}",))
+    said = f"<think>Hm</think>{HERMES_CALL}"
 
     async def go() -> str:
-        engine = PlayedEngine(lambda row, index: script[index] if index < len(script) else END)
-        async with working(engine, num_blocks=256, block_size=8) as worker:
-            service = Service(worker, lambda *_: None)
-            service.open(CARD, ChatText(TOKENIZER, CARD.end_tokens), VOCABULARY, QWEN)
-            app = create_app(service, Options(), Metrics(service, "0"))
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
-                answer = await http.post("/v1/completions", json={"prompt": "<think>", "max_tokens": 200})
-            return str(answer.json()["choices"][0]["text"])
+        async with talking((said,), QWEN) as client:
+            answer = await client.post("/completions", json={"prompt": "<think>", "max_tokens": 200})
+        return str(answer.json()["choices"][0]["text"])
 
-    assert asyncio.run(asyncio.wait_for(go(), 60)) == f"<think>Hm</think>{HERMES_CALL}"
+    assert asyncio.run(asyncio.wait_for(go(), 60)) == said
