@@ -338,15 +338,19 @@ def test_reasoning_effort_is_an_option_of_the_template(fields: dict[str, object]
 @pytest.mark.parametrize(
     ("fields", "template", "unread"),
     [
-        ({"tools": [TOOL]}, "{{ messages }}", "tools"),
-        ({"tools": [TOOL]}, "{{ tools }}", ""),
-        ({"tools": [TOOL]}, "", ""),
-        ({"tools": [TOOL], "tool_choice": "none"}, "{{ messages }}", ""),
-        ({}, "{{ messages }}", ""),
+        ({"tools": [TOOL]}, "{{ messages }}", ["tools"]),
+        ({"tools": [TOOL]}, "{{ tools }}", []),
+        ({"tools": [TOOL], "reasoning_effort": "low"}, "", []),
+        ({"tools": [TOOL], "tool_choice": "none"}, "{{ messages }}", []),
+        ({"reasoning_effort": "low"}, "{{ enable_thinking }}", ["reasoning_effort"]),
+        ({"reasoning_effort": "none"}, "{{ enable_thinking }}", []),
+        ({"reasoning_effort": "low"}, "{{ reasoning_effort }}", []),
+        ({"tools": [TOOL], "reasoning_effort": "none"}, "{{ messages }}", ["tools", "reasoning_effort"]),
+        ({}, "{{ messages }}", []),
     ],
 )
-def test_tools_are_unread_where_the_template_has_no_place_for_them(
-    fields: dict[str, object], template: str, unread: str
+def test_a_field_is_unread_where_the_template_has_no_place_for_it(
+    fields: dict[str, object], template: str, unread: list[str]
 ) -> None:
     assert chat(**fields).unread(template) == unread
 

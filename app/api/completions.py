@@ -87,8 +87,8 @@ async def _read(request: Request, wiring: Wiring, kind: type[G]) -> tuple[G, dic
     check_model(card, body.model)
     if unread := body.unread(card.chat_template):
         if wiring.settings.strict_fields:
-            raise InvalidRequest(f"{unread}: this model's chat template does not read it", unread)
-        unknown.append(unread)
+            raise InvalidRequest(f"{unread[0]}: this model's chat template does not read it", unread[0])
+        unknown += unread
     return body, {IGNORED_HEADER: ",".join(unknown)} if unknown else {}
 
 

@@ -25,6 +25,7 @@ NonEmpty = Annotated[str, Field(min_length=1)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Messages = Annotated[list[dict[str, Any]], BeforeValidator(check_messages)]
 Tools = Annotated[list[dict[str, Any]], BeforeValidator(check_tools)]
+EFFORT_OPTIONS = ("reasoning_effort", "enable_thinking")
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -87,9 +88,9 @@ class Generation(Body):
             raise InvalidRequest("repeat_penalty: differs from repetition_penalty, send one of them", "repeat_penalty")
         return self
 
-    def unread(self, chat_template: str) -> str:
-        """The field, if any, that the model's chat template has no use for."""
-        return ""
+    def unread(self, chat_template: str) -> list[str]:
+        """The fields given that the model's chat template has no use for."""
+        return []
 
     @property
     def wants_usage(self) -> bool:
@@ -167,8 +168,12 @@ class ChatBody(Generation):
         ask = self._ask(default, limits, num_logprobs, self.max_completion_tokens or self.max_tokens)
         return dataclasses.replace(ask, tools=tuple(self.offered), many_calls=self.parallel_tool_calls)
 
-    def unread(self, chat_template: str) -> str:
-        return "tools" if self.offered and chat_template and "tools" not in chat_template else ""
+    def unread(self, chat_template: str) -> list[str]:
+        if not chat_template:
+            return []  # it is a program, whose words are not known
+        unread = [] if "tools" in chat_template or not self.offered else ["tools"]
+        knows_effort = any(name in chat_template for name in self.template if name in EFFORT_OPTIONS)
+        return [*unread, *([] if self.reasoning_effort is None or knows_effort else ["reasoning_effort"])]
 
     @property
     def offered(self) -> list[dict[str, Any]]:
