@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,6 +12,10 @@ from app.text.reader import MarkedReader, Marks, Reader
 from app.text.tool_calls import ParseCalls, json_calls
 
 HARMONY_TOKENS = frozenset({"<|start|>", "<|channel|>", "<|message|>", "<|call|>"})
+# Parsers of mlx-lm that take minutes for a call of the greatest length, if a model loses itself in it.
+SLOW_PARSERS = frozenset({"mlx_lm.tool_parsers.gemma4", "mlx_lm.tool_parsers.kimi_k3"})
+# Some Mistral models put the id of a call between its name and its arguments.
+CALL_ID = re.compile(r"\[CALL_ID\]\w*(?=\[ARGS\])")
 PYTHON_TAG = "<|python_tag|>"
 
 
@@ -57,11 +62,18 @@ def dialect_of(tokenizer: MarkingTokenizer) -> Dialect:
     if vocabulary.keys() >= HARMONY_TOKENS:
         return Dialect(Marks(), speaks_harmony=True)
     think_start, think_end = tokenizer.think_start or "", tokenizer.think_end or ""
-    if tokenizer.tool_parser is not None:
-        starts, end, parse = (tokenizer.tool_call_start or "",), tokenizer.tool_call_end or "", tokenizer.tool_parser
+    parse = tokenizer.tool_parser
+    if parse is not None and parse.__module__ not in SLOW_PARSERS:
+        starts, end = (tokenizer.tool_call_start or "",), tokenizer.tool_call_end or ""
+        parse = _without_ids(parse) if "[CALL_ID]" in vocabulary else parse
         return Dialect(Marks(think_start, think_end, starts, end, parse))
     if "<tool_call>" in vocabulary or "<tool_call>" in str(tokenizer.chat_template):
         return Dialect(Marks(think_start, think_end, ("<tool_call>",), "</tool_call>", json_calls))
     if PYTHON_TAG in vocabulary:
         return Dialect(Marks(think_start, think_end, (PYTHON_TAG,), "", json_calls, begins_with_json=True))
     return Dialect(Marks(think_start, think_end))
+
+
+def _without_ids(parse: ParseCalls) -> ParseCalls:
+    """mlx-lm's parser takes the id of a Mistral call for its name."""
+    return lambda text, tools: parse(CALL_ID.sub("", text), tools)

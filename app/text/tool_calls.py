@@ -12,6 +12,9 @@ from typing import Any
 # parsers have it. May raise anything.
 ParseCalls = Callable[[str, Sequence[dict[str, Any]]], Any]
 
+# Parsers made of regular expressions take time with the square of the length on odd text: up to seconds for so much.
+MAX_CALL_CHARS = 65_536
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
@@ -38,10 +41,13 @@ def json_calls(text: str, tools: Sequence[dict[str, Any]]) -> list[Any]:
 
 
 def read_calls(parse: ParseCalls, text: str, tools: Sequence[dict[str, Any]]) -> tuple[ToolCall, ...]:
-    """The calls that ``text`` spells; none where any of them is malformed or calls what ``tools`` do not offer.
+    """The calls that ``text`` spells; none where any of them is malformed or calls what ``tools`` do not offer, or
+    where there is too much of it.
 
     Whatever ``parse`` does with a text that a model has made up is caught here.
     """
+    if len(text) > MAX_CALL_CHARS:
+        return ()
     offered = {tool["function"]["name"] for tool in tools}
     try:
         parsed = parse(text, tools)
