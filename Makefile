@@ -70,9 +70,10 @@ format: ## let ruff put imports and layout in order
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
-docs: ## write docs/configuration.md and the Ansible role's variables from app/settings.py
+docs: ## write docs/configuration.md and the Ansible role's variables from app/settings.py, and the fields in docs/api.md
 	@ops/setup.sh serve
 	$(PYTHON) -m ops.configuration_page > docs/configuration.md
+	$(PYTHON) -m ops.api_page
 	$(PYTHON) -m ops.argument_specs > ansible/roles/mlxcel/meta/argument_specs.yml
 
 lock: ## resolve pyproject.toml again and write ops/requirements/*.txt (needs uv)

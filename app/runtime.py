@@ -27,6 +27,7 @@ from app.service import ModelCard, Service
 from app.settings import Settings
 from app.text.chat import ChatText
 from app.text.detokenizer import Vocabulary
+from app.text.dialect import dialect_of
 from app.text.grammar import Grammars
 from app.worker import Worker
 
@@ -175,7 +176,7 @@ class Runtime:
         )
         text = ChatText(loaded.tokenizer, loaded.end_tokens)
         grammars = Grammars(loaded.tokenizer, loaded.end_tokens, loaded.vocab_size)
-        self.service.open(card, text, Vocabulary(loaded.tokenizer), grammars)
+        self.service.open(card, text, Vocabulary(loaded.tokenizer), grammars, dialect_of(loaded.tokenizer))
 
 
 def _speculates(settings: Settings) -> bool:

@@ -15,8 +15,12 @@ from app.request import Request, SamplingParams
 from app.scheduler.snapshot import Snapshot
 from app.text.chat import ChatText
 from app.text.detokenizer import Vocabulary
+from app.text.dialect import PLAIN, Dialect
 from app.text.grammar import Grammar, Grammars
 from app.worker import Worker
+
+# As many of a prompt's last tokens as a mark of reasoning may take, with white space after it.
+PROMPT_END_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,8 @@ class Ask:
     """What is wanted, whoever asks. ``sampling.seed`` is the seed of choice 0; choice i uses seed + i.
 
     ``max_tokens`` None means the rest of the window. ``reserve`` is told the most tokens that this can come to, prompts
-    included, before anything is submitted; it may raise to refuse.
+    included, before anything is submitted; it may raise to refuse. In a chat only ``tools`` may be called, and without
+    ``many_calls`` only once.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -46,6 +51,8 @@ class Ask:
     cache_salt: str = ""
     ignore_eos: bool = False
     shape: Shape | None = None
+    tools: tuple[dict[str, Any], ...] = ()
+    many_calls: bool = True
     reserve: Callable[[int], None] | None = field(default=None, compare=False)
 
 
@@ -81,10 +88,14 @@ class Service:
         self._observe = observe
         self._record = record
         self._model: tuple[ModelCard, ChatText, Vocabulary, Grammars] | None = None
+        self._dialect = PLAIN
         self._ids = itertools.count(1)
 
-    def open(self, card: ModelCard, text: ChatText, vocabulary: Vocabulary, grammars: Grammars) -> None:
-        """The model has been loaded: from now on there is something to ask."""
+    def open(
+        self, card: ModelCard, text: ChatText, vocabulary: Vocabulary, grammars: Grammars, dialect: Dialect = PLAIN
+    ) -> None:
+        """The model has been loaded: from now on there is something to ask. ``dialect`` is how it answers in a chat."""
+        self._dialect = dialect
         self._model = card, text, vocabulary, grammars
 
     @property
@@ -103,7 +114,7 @@ class Service:
         card, text, _, _ = self._loaded()
         self._worker.check_room(ask.n)  # before the work of encoding
         prompt = await asyncio.to_thread(text.encode_chat, messages, template, card.n_ctx)
-        return self._begin([prompt], ask, await self._grammar(ask.shape), "messages", continues=False)
+        return self._begin([prompt], ask, await self._grammar(ask.shape), "messages", self._dialect)
 
     async def complete(self, prompts: Sequence[str | Sequence[int]], ask: Ask) -> Completion:
         """Choice ``index`` is prompt * n + i, as OpenAI numbers them. Raises as ``chat``."""
@@ -113,7 +124,7 @@ class Service:
             await asyncio.to_thread(text.encode, prompt, window=card.n_ctx) if isinstance(prompt, str) else list(prompt)
             for prompt in prompts
         ]
-        return self._begin(encoded, ask, await self._grammar(ask.shape), "prompt", continues=True)
+        return self._begin(encoded, ask, await self._grammar(ask.shape), "prompt")
 
     async def _grammar(self, shape: Shape | None) -> Grammar | None:
         """Raises InvalidRequest for a shape that cannot be kept to."""
@@ -126,14 +137,21 @@ class Service:
         return grammar
 
     def _begin(
-        self, prompts: Sequence[list[int]], ask: Ask, grammar: Grammar | None, param: str, continues: bool
+        self,
+        prompts: Sequence[list[int]],
+        ask: Ask,
+        grammar: Grammar | None,
+        param: str,
+        dialect: Dialect | None = None,
     ) -> Completion:
+        """Without a ``dialect`` the answer continues the prompt's text."""
         arrived_s = time.monotonic()
         card, _, vocabulary, _ = self._loaded()
         requests: list[Request] = []
         choices: list[Choice] = []
         for prompt in prompts:
             room = self._room(prompt, ask.max_tokens, param)
+            prompt_end = b"".join(map(vocabulary.data, prompt[-PROMPT_END_TOKENS:])).decode(errors="replace")
             for i in range(ask.n):
                 request = Request(
                     id=next(self._ids),
@@ -153,7 +171,11 @@ class Service:
                     constraint=None if grammar is None else grammar.start(len(prompt)),
                 )
                 requests.append(request)
-                choices.append(Choice(len(choices), request, vocabulary, ask.stop, continues, is_first=i == 0))
+                reader = (dialect or PLAIN).reader(ask.tools, prompt_end)
+                index, continues, is_first = len(choices), dialect is None, i == 0
+                choices.append(
+                    Choice(index, request, vocabulary, ask.stop, continues, reader, ask.many_calls, is_first)
+                )
         num_prompt = sum(map(len, prompts))
         if ask.reserve is not None:
             ask.reserve(num_prompt + sum(request.max_tokens for request in requests))

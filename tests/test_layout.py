@@ -32,7 +32,16 @@ MAY_IMPORT = {
     "service": {"errors", "request", "scheduler.snapshot", "text", "worker", "completion"},
     "metrics": {"scheduler.snapshot", "service"},
     "recordings": {"errors", "scheduler"},
-    "api": {"errors", "request", "scheduler.snapshot", "completion", "service", "settings", "metrics"},
+    "api": {
+        "errors",
+        "request",
+        "scheduler.snapshot",
+        "text.tool_calls",
+        "completion",
+        "service",
+        "settings",
+        "metrics",
+    },
     "runtime": {
         "errors",
         "request",
