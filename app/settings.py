@@ -80,7 +80,9 @@ class Settings(BaseSettings):
     strict_fields: bool = Field(False, description="refuse request fields that no API knows, instead of naming them")
 
     no_batch: bool = Field(False, description="one slot with the whole context")
-    max_batch_size: int | None = Field(None, ge=1, description="most rows in one tick; unset: as many as slots")
+    max_batch_size: int | None = Field(
+        None, ge=1, description="most rows in one tick, and so most slots; unset: as many as slots"
+    )
     n_parallel: int = Field(
         default_factory=lambda data: 1 if data["no_batch"] else max(4, data["max_batch_size"] or 0),
         ge=1,
@@ -101,7 +103,7 @@ class Settings(BaseSettings):
     prefill_grant_interval: int = Field(
         16, ge=0, description="ticks in a row that the ITL budget may put a chunk off; 0: any number"
     )
-    itl_budget_ms: Annotated[float | None, Field(gt=0)] = Field(
+    itl_budget_ms: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = Field(
         None, description="milliseconds a tick with decode may take: it makes chunks smaller; unset: any time"
     )
     max_batch_prefill: int = Field(4, ge=1, description="most prompts that prefill in one tick")
@@ -129,6 +131,9 @@ class Settings(BaseSettings):
     enable_preemption: bool = Field(False, description="a request of higher priority may requeue a running one")
     preemption_policy: Annotated[Literal["longest-first", "lowest-priority"], WORD] = Field(
         "longest-first", description="who gives way: longest-first or lowest-priority"
+    )
+    decode_lookahead: Annotated[Literal["auto", "on", "off"], WORD] = Field(
+        "auto", description="submit a decode step before the last one is read; auto: on, but on a CPU off"
     )
     draft_kind: Annotated[Literal["none", "prompt-lookup"], refused_until_built("mtp", "dflash"), WORD] = Field(
         "none", description="kind of speculation, none or prompt-lookup; none in deterministic mode"
@@ -186,7 +191,7 @@ class Settings(BaseSettings):
         if window is not None and window < MIN_CTX_PER_SLOT:
             raise ValueError(
                 f"MLXCEL_CTX_SIZE={self.ctx_size} leaves {window} tokens a slot: at least "
-                f"{MIN_CTX_PER_SLOT} a slot, {MIN_CTX_PER_SLOT * self._ctx_divisor} in all"
+                f"{MIN_CTX_PER_SLOT} a slot, {MIN_CTX_PER_SLOT * self.batch_rows} in all"
             )
         return self
 
@@ -196,13 +201,9 @@ class Settings(BaseSettings):
         return self.max_batch_size or self.n_parallel
 
     @property
-    def _ctx_divisor(self) -> int:
-        return 1 if self.no_batch else self.batch_rows
-
-    @property
     def ctx_per_slot(self) -> int | None:
         """Window of one slot in tokens; None: the model's own."""
-        return None if self.ctx_size is None else self.ctx_size // self._ctx_divisor
+        return None if self.ctx_size is None else self.ctx_size // self.batch_rows
 
     @property
     def fingerprint(self) -> str:

@@ -30,8 +30,10 @@ def test_a_recording_replays_to_the_same_decisions(seed: int) -> None:
     recording = saved(drive(seed, num_ticks=150, ticks_kept=40))
     replayed = replay(recording)
     assert replayed.difference is None
-    assert recording.first_tick == 80
-    assert [tick.tick for tick in replayed.ticks] == list(range(80, 150))
+    # A segment ends with its fortieth tick, or after the steps ahead that follow it: at most 8, the longest block.
+    assert 80 <= recording.first_tick <= 80 + 2 * 8
+    assert 150 <= recording.first_tick + recording.num_ticks <= 151
+    assert [tick.tick for tick in replayed.ticks] == [recording.first_tick + i for i in range(recording.num_ticks)]
 
 
 def test_the_end_of_a_replay_is_the_end_of_the_run() -> None:
@@ -136,6 +138,15 @@ def test_the_ring_is_bounded_and_starts_where_it_can_be_replayed() -> None:
     assert list(recording.requests) == [0]
 
 
+def test_steps_ahead_are_replayed_and_a_decision_about_them_that_differs_is_named() -> None:
+    recordings = [saved(drive(seed, num_ticks=150, ticks_kept=1000)) for seed in range(10)]
+    assert sum(1 for recording in recordings for entry in recording.entries if entry[0] == "ahead") > 100
+    assert any(entry[0] == "apply" and entry[3] for recording in recordings for entry in recording.entries)
+    recording = next(one for one in recordings if any(entry[0] == "ahead" for entry in one.entries))
+    without = dataclasses.replace(recording, config=dataclasses.replace(recording.config, lookahead=False))
+    assert str(replay(without).difference).endswith("was recorded, no row came out")
+
+
 def test_a_tick_that_has_not_ended_is_in_it() -> None:
     scheduler = recorded_scheduler()
     scheduler.add(Request(0, [1] * 8, 8, 5))
@@ -160,7 +171,21 @@ def test_measured_ticks() -> None:
     assert isinstance(found[0], Sample)
 
 
-@pytest.mark.parametrize("data", [{}, {"format": 99}, {"format": 1}, {"format": 1, "books": {}, "requests": []}])
+def test_a_step_ahead_is_measured_from_the_end_of_the_one_before() -> None:
+    scheduler = recorded_scheduler(lookahead=True)
+    scheduler.add(Request(0, [1] * 9, 9, 4))
+    step(scheduler, 10.0, 10.5)
+    plan, following = scheduler.plan(10.6), None
+    for ended_s in (10.75, 10.85):
+        following = scheduler.ahead(plan)
+        scheduler.apply(plan, Result({0: (Draw(5),)}), ended_s)
+        plan = following or plan
+    scheduler.apply(plan, Result({0: (Draw(5),)}), 10.95)
+    assert scheduler.is_idle
+    assert [sample.seconds for sample in samples(saved(scheduler))] == pytest.approx([0.6, 0.15, 0.1, 0.1])
+
+
+@pytest.mark.parametrize("data", [{}, {"format": 99}, {"format": 2}, {"format": 2, "books": {}, "requests": []}])
 def test_what_is_no_recording_is_refused(data: dict[str, object]) -> None:
     with pytest.raises(BadRecording):
         from_json(data)

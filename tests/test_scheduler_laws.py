@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ from app.kv.block_pool import BlockPool
 from app.kv.block_table import BlockTables
 from app.kv.prefix_cache import PrefixCache
 from app.request import FinishReason, Request, State
-from app.scheduler.plan import Admitted, Draw, Event, Finished, Plan, Result, Token
+from app.scheduler.plan import Admitted, Draw, Event, Finished, Plan, Result, Row, Token
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.scheduler import Scheduler
 from app.scheduler.speculation import PromptLookup
@@ -38,10 +38,16 @@ class PoisoningPool(BlockPool):
 
 @dataclass
 class FakeEngine:
-    """Holds the token itself where an engine holds its K and V, and draws by what it finds there."""
+    """Holds the token itself where an engine holds its K and V, and draws by what it finds there.
+
+    What steps ahead compute is in ``tails``, by request: its row, and tokens by position. ``astray`` are the requests
+    whose tails are wrong.
+    """
 
     pool: PoisoningPool
     block_size: int
+    tails: dict[int, tuple[Row, dict[int, int]]] = field(default_factory=dict)
+    astray: set[int] = field(default_factory=set)
 
     def run(self, plan: Plan, failing: int | None, breaks: bool) -> Result:
         """Read all copy sources, spoil what was taken since the last tick, then copy, check and write row by row.
@@ -49,10 +55,9 @@ class FakeEngine:
         ``breaks``: the whole forward fails and nothing is written at all, copies included.
         """
         content = self.pool.content
+        self.settle()
         sources = [list(content[source]) for source, _ in plan.copies]
-        for block in self.pool.taken:
-            content[block] = [None] * self.block_size
-        self.pool.taken.clear()
+        self.spoil()
         if breaks:
             return Result(failures={row.request_id: "broken" for row in plan.rows})
         for (_, target), copied in zip(plan.copies, sources, strict=True):
@@ -75,7 +80,52 @@ class FakeEngine:
                     result.draws[row.request_id] = tuple(Draw(answer(seen[:end])) for end in ends)
         return result
 
+    def run_ahead(self, plan: Plan, before: Result, failing: int | None, breaks: bool, astray: int | None) -> Result:
+        """As ``run``, while the step that gives ``before`` counts as in flight: a row's token comes from there. Row
+        ``astray`` starts from another one. The pool is only read, and no further than the row had blocks before."""
+        if breaks:
+            return Result(failures={row.request_id: "broken" for row in plan.rows})
+        result = Result()
+        for index, row in enumerate(plan.rows):
+            drawn = before.draws.get(row.request_id)
+            if drawn is None or index == astray:
+                self.astray.add(row.request_id)
+            token = 0 if drawn is None else drawn[-1].token
+            tokens = [*row.tokens, token]
+            assert len(tokens) == row.start + 1
+            _, tail = self.tails.get(row.request_id, (row, {}))
+            tail[row.start] = token if row.request_id not in self.astray else -1
+            self.tails[row.request_id] = row, tail
+            if row.request_id in self.astray:
+                continue
+            if index == failing:
+                result.failures[row.request_id] = "failed"
+                continue
+            seen = [tail[i] if i in tail else self._pooled(row, i) for i in range(row.start + 1)]
+            assert seen == tokens, f"{row} sees other tokens: {seen}"
+            result.draws[row.request_id] = (Draw(answer(tokens)),)
+        return result
+
+    def settle(self) -> None:
+        """Put into the pool what was computed ahead."""
+        for row, tail in self.tails.values():
+            for position, token in tail.items():
+                if position // self.block_size < len(row.blocks):
+                    self.pool.content[row.blocks[position // self.block_size]][position % self.block_size] = token
+        self.tails.clear()
+        self.astray.clear()
+
+    def spoil(self) -> None:
+        for block in self.pool.taken:
+            self.pool.content[block] = [None] * self.block_size
+        self.pool.taken.clear()
+
+    def _pooled(self, row: Row, position: int) -> int | None:
+        return self.pool.content[row.blocks[position // self.block_size]][position % self.block_size]
+
     def lose_pool(self) -> None:
+        self.tails.clear()
+        self.astray.clear()
         self.pool.content[:] = [[None] * self.block_size for _ in self.pool.content]
 
 
@@ -137,6 +187,7 @@ CONFIG = st.fixed_dictionaries(
         "grant_interval": st.integers(1, 4),
         "grows": st.sampled_from((False, False, True)),
         "prompt_lookup_max_batch": st.sampled_from((1, 2, 5)),
+        "lookahead": st.booleans(),
     }
 )
 ARRIVAL = st.fixed_dictionaries(
@@ -173,6 +224,7 @@ class SchedulerLaws(RuleBasedStateMachine):
         self.events: dict[int, list[Event]] = {}
         self.stopped: dict[int, int] = {}
         self.seen: set[int] = set()
+        self.in_flight: tuple[Plan, Result] | None = None
 
     @rule(arrivals=st.lists(ARRIVAL, min_size=1, max_size=5))
     def arrive(self, arrivals):
@@ -218,9 +270,13 @@ class SchedulerLaws(RuleBasedStateMachine):
             self.scheduler.reset_prefix_cache()
             assert self.cache.num_entries == 0
 
-    @rule(failing=st.integers(0, 12), breaks=st.sampled_from((False,) * 9 + (True,)))
-    def tick(self, failing, breaks):
-        self.run_tick(failing, breaks)
+    @rule(
+        failing=st.integers(0, 12),
+        breaks=st.sampled_from((False,) * 9 + (True,)),
+        astray=st.one_of(st.none(), st.integers(0, 12)),
+    )
+    def tick(self, failing, breaks, astray):
+        self.run_tick(failing, breaks, astray=astray)
 
     @rule(sure=st.sampled_from((False,) * 9 + (True,)))
     def lose_pool(self, sure):
@@ -232,27 +288,62 @@ class SchedulerLaws(RuleBasedStateMachine):
         for _ in range(num):
             self.run_tick()
 
-    def run_tick(self, failing: int | None = None, breaks: bool = False, loses_pool: bool = False) -> None:
-        """One tick, in which the row at index ``failing`` fails, or all rows, or all that was ever computed is lost."""
+    def run_tick(
+        self,
+        failing: int | None = None,
+        breaks: bool = False,
+        loses_pool: bool = False,
+        astray: int | None = None,
+    ) -> None:
+        """One tick, in which the row at index ``failing`` fails, or all rows, or all that was ever computed is lost.
+        What goes wrong does so in the step that is submitted: with one in flight, in the one ahead of it."""
         self.now += 1.0
         before = {request.id: len(request.tokens) for request in self.all.values()}
         was_idle = self.scheduler.is_idle
-        plan = self.scheduler.plan(self.now)
-        if plan.num_blocks:
-            self.grow(plan, may_grow=failing is None)
-            return
-        self.look_at(plan, was_idle)
-        result = self.engine.run(plan, failing, breaks)
+        if self.in_flight is None:
+            plan = self.scheduler.plan(self.now)
+            if plan.num_blocks:
+                self.grow(plan, may_grow=failing is None)
+                return
+            self.look_at(plan, was_idle)
+            result = self.engine.run(plan, failing, breaks)
+        else:
+            plan, result = self.in_flight
+        wanted = [row.request_id for row in plan.rows if self.all[row.request_id].num_computed == row.start]
+        following = self.scheduler.ahead(plan)
+        if following is not None:
+            self.look_ahead(plan, following)
+            self.in_flight = following, self.engine.run_ahead(following, result, failing, breaks, astray)
+        else:
+            self.in_flight = None
         if loses_pool:
             self.engine.lose_pool()
+            self.in_flight = None
             self.record(self.scheduler.lose_pool(plan, self.now))
             return
         took_s = 0.1 * len(plan.rows) + 0.2 * plan.num_tokens
+        running = [request_id for request_id in wanted if self.all[request_id].slot is not None]
         self.record(self.scheduler.apply(plan, result, self.now + took_s))
-        for row in plan.rows:
-            if row.request_id in result.draws:
-                num_more = len(self.all[row.request_id].tokens) - before[row.request_id]
-                assert 1 <= num_more <= 1 + len(row.draft)
+        if plan.num_ahead:
+            self.engine.spoil()
+        drafts = {row.request_id: row.draft for row in plan.rows}
+        for request_id in result.draws:
+            num_more = len(self.all[request_id].tokens) - before[request_id]
+            assert (1 <= num_more <= 1 + len(drafts[request_id])) if request_id in running else num_more == 0
+
+    def look_ahead(self, plan: Plan, following: Plan) -> None:
+        """What no step ahead may do: take a block, begin or go beyond an answer, or be submitted beside other work."""
+        assert self.config.lookahead
+        assert following.num_ahead == plan.num_ahead + 1 <= self.tables.block_size
+        assert self.engine.pool.taken == []
+        running = {request.id for request in self.live() if request.slot is not None}
+        assert [row.request_id for row in following.rows] == [row.request_id for row in plan.rows]
+        assert running == {row.request_id for row in following.rows}
+        for row in following.rows:
+            request = self.all[row.request_id]
+            assert not row.draft
+            assert row.start == request.num_computed + 1 == len(request.tokens)
+            assert request.num_output + 1 < request.max_tokens
 
     def grow(self, plan: Plan, may_grow: bool) -> None:
         """A pool without bound is short: memory for it is there, or not."""
@@ -359,7 +450,7 @@ class SchedulerLaws(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         bound = 20 + sum(4 * (len(r.tokens) + r.max_tokens) * (1 + len(r.tokens)) for r in self.live())
-        while not self.scheduler.is_idle:
+        while self.in_flight is not None or not self.scheduler.is_idle:
             self.run_tick()
             bound -= 1
             assert bound > 0, "no progress"

@@ -62,11 +62,16 @@ class Plan:
     all sources are read before any target or row is written.
 
     A plan with ``num_blocks`` has no rows: it asks for a pool of that size (``Scheduler.resized`` takes the answer).
+
+    ``num_ahead`` above 0 is for a step that is submitted while the one before it is in flight, which draws the tokens
+    that its rows compute: they are not in ``Row.tokens`` yet, nor may the block that a row writes be in ``Row.blocks``.
+    It counts the steps since the last one that was submitted with nothing in flight.
     """
 
     rows: tuple[Row, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
     num_blocks: int = 0
+    num_ahead: int = 0
 
     @property
     def kind(self) -> Kind:

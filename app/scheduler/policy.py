@@ -28,7 +28,8 @@ class SchedulerConfig:
     0: no cap. ``watermark`` is the share of the pool that admission keeps free while anybody decodes. ``itl_budget_s``
     is how long a tick with decode may take, None: any time; ``grant_interval`` is how many ticks in a row it may put
     prefill off, 0: any number. ``grows`` says that the pool has no bound of its own: it is doubled when it is short.
-    ``prompt_lookup_max_batch`` is how many rows may decode at most in a tick with drafts."""
+    ``prompt_lookup_max_batch`` is how many rows may decode at most in a tick with drafts. ``lookahead`` says that a
+    decode step may be submitted before the tokens of the one before are read."""
 
     num_slots: int = 4
     max_batch_size: int = 4
@@ -39,19 +40,22 @@ class SchedulerConfig:
     itl_budget_s: float | None = None
     grant_interval: int = 16
     grows: bool = False
+    lookahead: bool = False
     enable_preemption: bool = False
     preemption_policy: PreemptionPolicy = "longest-first"
     prompt_lookup_max_batch: int = 2
 
 
-def chunk_tokens(setting: int | None, num_decoding: int, num_prompts: int = 1) -> int:
+def chunk_tokens(config: SchedulerConfig, num_decoding: int, num_prompts: int = 1) -> int:
     """How many tokens of one prompt may be computed in a tick; 0 means all of it. A setting pins it in every state.
 
     Large only for a prompt that is alone: others would wait for their next token, or their first, as long as it takes.
+    Never more than all prompts together may have, where that is set.
     """
-    if setting is not None:
-        return setting
-    return CHUNK_ALONE if not num_decoding and num_prompts <= 1 else CHUNK_BESIDE_DECODE
+    if config.prefill_chunk is not None:
+        return config.prefill_chunk
+    chunk = CHUNK_ALONE if not num_decoding and num_prompts <= 1 else CHUNK_BESIDE_DECODE
+    return min(chunk, config.max_batch_prefill_tokens or chunk)
 
 
 def max_prefill_tokens(setting: int | None, max_batch_prefill: int, chunk_setting: int | None) -> int:

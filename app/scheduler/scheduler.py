@@ -7,7 +7,7 @@ import math
 from app.kv.block_pool import OutOfBlocks
 from app.kv.block_table import BlockTables
 from app.request import FinishReason, Request, State
-from app.scheduler import policy
+from app.scheduler import lookahead, policy
 from app.scheduler.pace import Pace
 from app.scheduler.plan import Admitted, Event, Finished, Plan, Result, Row, Token
 from app.scheduler.policy import SchedulerConfig
@@ -18,9 +18,9 @@ from app.scheduler.speculation import Drafter, Speculation, right
 
 
 class Scheduler:
-    """Requests from arrival to end. A tick is ``plan``, a forward by the engine, ``apply``; nothing comes between.
+    """Requests from arrival to end. A tick is ``plan``, a forward by the engine, ``apply``; nothing but ``ahead`` comes
+    between. ``add``, ``cancel``, ``finish`` and ``reset_prefix_cache`` are for the time between two ticks.
 
-    ``add``, ``cancel``, ``finish`` and ``reset_prefix_cache`` are for the time between ``apply`` and the next ``plan``.
     Requests are known by id; once one has finished its id means nothing here. All times are in seconds of the caller's
     clock.
     """
@@ -99,12 +99,22 @@ class Scheduler:
         rows.sort(key=lambda row: row.num_new > 1)  # one token of a prompt is a row like those that decode
         return Plan(tuple(rows), tuple(copies))
 
+    def ahead(self, plan: Plan) -> Plan | None:
+        """The step to submit while ``plan`` is in flight, to be applied right after it; None where one ends a run of
+        such steps, as where anybody new may be due (see ``lookahead``)."""
+        may_join = len(self._queue) > 0 and (not self._seats.is_full or self._config.enable_preemption)
+        if not self._config.lookahead or may_join or self._speculation.may_propose(self._seats.decoding):
+            return None
+        return lookahead.ahead(plan, self._seats, self._tables)
+
     def apply(self, plan: Plan, result: Result, now: float) -> list[Event]:
         """Enter what the forward brought: computed tokens, drawn tokens, ends. Events come in the order of the rows."""
+        if plan.num_ahead:
+            self._grow_decoding()  # the blocks that were promised
         events: list[Event] = []
         num_prefill = num_decode = num_chunks = 0
         draws, failures, block_size = result.draws, result.failures, self._tables.block_size
-        for row in plan.rows:
+        for row in lookahead.wanted(plan, result, self._seats):
             request = self._seats[row.request_id]
             drawn = right(row.draft, draws.get(request.id, ()))
             if request.id in failures or (row.draws and not drawn):
@@ -135,8 +145,9 @@ class Scheduler:
                     request.move(State.DECODING)
             if reason is not None:
                 events.append(self._finish(request, reason, request.num_output, now))
-        self._counters = self._counters.with_tick(num_decode, num_chunks, num_prefill)
+        self._counters = self._counters.with_tick(num_decode, num_chunks, num_prefill, plan.num_ahead > 0)
         self._pace.observe(num_decode, num_prefill, now - self._planned_s)
+        self._planned_s = now  # when the turn of a step that is ahead begins
         return events
 
     def resized(self, num_blocks: int, now: float) -> list[Event]:
@@ -154,8 +165,7 @@ class Scheduler:
         """In place of ``apply``, when the forward failed and took all K and V with it: whoever held blocks is requeued
         with its tokens, but a row that was in such a step before ends with an error: it may be the cause."""
         events: list[Event] = []
-        for row in plan.rows:
-            request = self._seats[row.request_id]
+        for request in [self._seats[row.request_id] for row in plan.rows if row.request_id in self._seats]:
             request.num_faults += 1
             if request.num_faults > policy.MAX_FAULTS:
                 events.append(self._finish(request, FinishReason.ERROR, request.num_output, now))
@@ -174,12 +184,8 @@ class Scheduler:
 
     def _grown_pool(self) -> int:
         """How many blocks the pool should have for the next token of all who decode, and for the next in line."""
-        tables = self._tables
-        num_needed = sum(tables.num_missing(request.id, len(request.tokens)) for request in self._seats.decoding)
-        head = self._queue.peek()
-        if head is not None and not self._seats.is_full:
-            num_needed += tables.quote(head.tokens, head.cache_salt, head.use_prefix_cache).num_blocks
-        return policy.doubled_pool(tables.num_blocks, tables.num_blocks - tables.num_free + num_needed)
+        num_blocks, num_wanted = self._tables.num_blocks, self._seats.num_wanted(self._queue.peek())
+        return policy.doubled_pool(num_blocks, num_blocks - self._tables.num_free + num_wanted)
 
     def _grow_decoding(self) -> bool:
         """Give each decoding row the block for its next token, at the cost of the least progressed rows where needed.
@@ -210,7 +216,7 @@ class Scheduler:
         config, num_decoding = self._config, len(self._seats.decoding)
         num_parked = len(self._seats.running) - num_decoding
         num_prompts = num_parked + (0 if self._seats.is_full else len(self._queue))
-        chunk = policy.chunk_tokens(config.prefill_chunk, num_decoding, num_prompts)
+        chunk = policy.chunk_tokens(config, num_decoding, num_prompts)
         cap = policy.max_prefill_tokens(config.max_batch_prefill_tokens, config.max_batch_prefill, config.prefill_chunk)
         if num_decoding and chunk:
             due = self._pace.chunk(chunk)
@@ -238,14 +244,9 @@ class Scheduler:
     def _deal(self, chunk: int, room: int | None, *heads: Request) -> list[tuple[Request, int]]:
         """Whose prompts are computed in a tick, and how many tokens: the parked ones and ``heads``."""
         line = sorted([*self._seats.parked, *heads], key=policy.place)[: self._config.max_batch_prefill]
-        lefts = [len(request.tokens) - self._num_computed(request) for request in line]
+        lefts = [len(request.tokens) - self._seats.num_computed(request) for request in line]
         shares = policy.deal(lefts, [request.priority for request in line], chunk, room)
         return [(request, share) for request, share in zip(line, shares, strict=True) if share]
-
-    def _num_computed(self, request: Request) -> int:
-        if request.state is not State.QUEUED:
-            return request.num_computed
-        return self._tables.quote(request.tokens, request.cache_salt, request.use_prefix_cache).num_cached
 
     def _make_way(self, request: Request) -> bool:
         """Whether the next request in line has a slot and its blocks. Where that is allowed and of use, rows of a lower
@@ -255,7 +256,7 @@ class Scheduler:
             victims = policy.preemptible(self._seats.running, request) if config.enable_preemption else []
             if self._seats.is_full and not victims:
                 return False
-            num_needed = tables.quote(request.tokens, request.cache_salt, request.use_prefix_cache).num_blocks
+            num_needed = self._seats.quote(request).num_blocks
             num_decoding, num_freed = len(self._seats.decoding), tables.num_freed_by(victim.id for victim in victims)
             fits, would_fit = (
                 policy.may_admit(num_needed, num_free, tables.num_blocks, config.watermark, num_decoding)

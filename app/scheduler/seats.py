@@ -7,7 +7,7 @@ import logging
 from collections.abc import ValuesView
 
 from app.errors import kind_and_place
-from app.kv.block_table import BlockTables
+from app.kv.block_table import BlockTables, Quote
 from app.request import Request, State
 from app.scheduler.snapshot import SlotView, seat
 
@@ -47,6 +47,19 @@ class Seats:
     @property
     def is_full(self) -> bool:
         return not self._free
+
+    def quote(self, request: Request) -> Quote:
+        """What the admission of a queued request would cost."""
+        return self._tables.quote(request.tokens, request.cache_salt, request.use_prefix_cache)
+
+    def num_computed(self, request: Request) -> int:
+        """How many tokens of a request need no computing any more; of a queued one, if it were admitted now."""
+        return self.quote(request).num_cached if request.state is State.QUEUED else request.num_computed
+
+    def num_wanted(self, head: Request | None) -> int:
+        """How many blocks more are needed for the next token of all who decode, and for ``head`` if a slot is free."""
+        num_wanted = sum(self._tables.num_missing(request.id, len(request.tokens)) for request in self.decoding)
+        return num_wanted + (self.quote(head).num_blocks if head is not None and not self.is_full else 0)
 
     def take(self, request: Request) -> tuple[tuple[int, int], ...]:
         """Give a queued request the lowest free slot and blocks for its tokens; returns the copies its table asks for.

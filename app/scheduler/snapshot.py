@@ -34,6 +34,7 @@ class Counters:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     decode_steps: int = 0
+    lookahead_steps: int = 0  # of them
     prefill_chunks: int = 0
     mixed_steps: int = 0
     prefill_grants: int = 0
@@ -67,14 +68,15 @@ class Counters:
         """After the blocks for decode were found, ``any_taken``: at the cost of a prefix key or of another row."""
         return replace(self, reclaim_passes=self.reclaim_passes + 1) if any_taken else self
 
-    def with_tick(self, num_decode: int, num_chunks: int, num_prefill: int) -> Counters:
+    def with_tick(self, num_decode: int, num_chunks: int, num_prefill: int, is_ahead: bool = False) -> Counters:
         """After a tick whose decode rows brought ``num_decode`` tokens, with ``num_prefill`` tokens in ``num_chunks``
-        prefill rows."""
+        prefill rows. ``is_ahead``: it was submitted before the tokens of the one before were read."""
         return replace(
             self,
             prefill_tokens=self.prefill_tokens + num_prefill,
             decode_tokens=self.decode_tokens + num_decode,
             decode_steps=self.decode_steps + bool(num_decode),
+            lookahead_steps=self.lookahead_steps + bool(num_decode and is_ahead),
             prefill_chunks=self.prefill_chunks + num_chunks,
             mixed_steps=self.mixed_steps + bool(num_decode and num_chunks),
             prefill_grants=self.prefill_grants + (num_chunks if num_decode else 0),
