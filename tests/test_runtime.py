@@ -110,9 +110,9 @@ def test_a_start_with_the_real_model(model_dir: Path, tmp_path: Path) -> None:
     asyncio.run(body())
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("deterministic", "lookahead"), [(False, "off"), (False, "on"), (True, "off")])
 def test_rows_propose_where_that_is_asked_for_and_not_in_deterministic_mode(
-    deterministic: bool, tiny_model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    deterministic: bool, lookahead: str, tiny_model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The bias makes a text that repeats itself: one token."""
 
@@ -124,6 +124,7 @@ def test_rows_propose_where_that_is_asked_for_and_not_in_deterministic_mode(
             kv_cache_budget="8M",
             draft_kind="prompt-lookup",
             sdpa_deterministic=deterministic,
+            decode_lookahead=lookahead,
             blas="none",
         )
         started = Runtime(settings)
