@@ -22,6 +22,7 @@ from app.request import SamplingParams
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.recorder import RecordedScheduler
 from app.scheduler.scheduler import Scheduler
+from app.scheduler.speculation import PromptLookup
 from app.service import ModelCard, Service
 from app.settings import Settings
 from app.text.chat import ChatText
@@ -48,7 +49,7 @@ class Runtime:
         self._recordings = Recordings(settings.record_dir or settings.cache_dir / "recordings")
         self._worker = Worker(
             self._load,
-            settings.n_parallel + settings.max_queue_depth,
+            settings.batch_rows + settings.max_queue_depth,
             settings.tick_timeout,
             lambda kind, seconds: self.metrics.observe_tick(kind, seconds),
             settings.queue_timeout,
@@ -108,7 +109,7 @@ class Runtime:
             settings.kv_cache_budget,
             bytes_per_token=loaded.kv_bytes_per_token,
             block_size=block_size,
-            num_slots=settings.n_parallel,
+            num_slots=settings.batch_rows,
             window_tokens=n_ctx,
             available_bytes=loader.memory_bytes(loaded.weight_bytes),
             weight_bytes=loaded.weight_bytes,
@@ -116,8 +117,12 @@ class Runtime:
         log.info("%s", size.explain)
         engine = Engine(loaded, size.num_blocks, block_size, settings.sdpa_deterministic)
         log.info("Model %s decode path: native batched forward", loaded.path.name)
+        if settings.draft_kind != "none" and not _speculates(settings):
+            log.warning("MLXCEL_DRAFT_KIND=%s has no effect in deterministic mode", settings.draft_kind)
         most_tokens = n_ctx if settings.kv_cache_budget == "none" else size.num_blocks * block_size
-        self._open(loaded, n_ctx, most_tokens, loaded.kv_bytes_per_token * block_size)
+        if most_tokens < n_ctx:
+            log.warning("the KV budget holds less than a window of %d tokens: a slot has %d", n_ctx, most_tokens)
+        self._open(loaded, min(n_ctx, most_tokens), most_tokens, loaded.kv_bytes_per_token * block_size)
         lookahead = {"auto": not kernels.on_cpu(), "on": True, "off": False}[settings.decode_lookahead]
         log.info("a decode step is submitted %s the last one is read", "before" if lookahead else "after")
         return engine, self._scheduler(size.num_blocks, block_size, lookahead)
@@ -128,7 +133,7 @@ class Runtime:
         ttl_s = settings.prompt_cache_ttl or None
         cache = PrefixCache(pool, block_size, settings.prompt_cache, settings.prompt_cache_min_prefix, ttl_s)
         config = SchedulerConfig(
-            num_slots=settings.n_parallel,
+            num_slots=settings.batch_rows,
             max_batch_size=settings.batch_rows,
             prefill_chunk=settings.prefill_chunk,
             max_batch_prefill=settings.max_batch_prefill,
@@ -140,11 +145,13 @@ class Runtime:
             enable_preemption=settings.enable_preemption,
             preemption_policy=settings.preemption_policy,
             lookahead=lookahead,
+            prompt_lookup_max_batch=settings.prompt_lookup_max_batch,
         )
         tables = BlockTables(pool, cache, block_size)
+        drafter = PromptLookup() if _speculates(settings) else None
         if not settings.record_ticks:
-            return Scheduler(config, tables)
-        self._recordings.scheduler = RecordedScheduler(config, tables, settings.record_ticks)
+            return Scheduler(config, tables, drafter)
+        self._recordings.scheduler = RecordedScheduler(config, tables, settings.record_ticks, drafter)
         return self._recordings.scheduler
 
     def _open(self, loaded: LoadedModel, n_ctx: int, most_tokens: int, bytes_per_block: int) -> None:
@@ -159,6 +166,7 @@ class Runtime:
             end_tokens=loaded.end_tokens,
             default_sampling=_default_sampling(loaded.generation_config),
             chat_template=str(loaded.tokenizer.chat_template or ""),
+            speculative=_speculates(self._settings),
             props={
                 "build_info": f"mlxcel-{VERSION}-{self._settings.fingerprint}",
                 "model_family": loaded.config.get("model_type"),
@@ -166,6 +174,12 @@ class Runtime:
         )
         text = ChatText(loaded.tokenizer, loaded.end_tokens)
         self.service.open(card, text, Vocabulary(loaded.tokenizer))
+
+
+def _speculates(settings: Settings) -> bool:
+    """Not in deterministic mode, where who else decodes must not show: it decides on whether a row proposes, and so on
+    how its tokens are computed."""
+    return settings.draft_kind != "none" and not settings.sdpa_deterministic
 
 
 def _window(settings: Settings, loaded: LoadedModel) -> int:

@@ -60,9 +60,7 @@ class Settings(BaseSettings):
         default_factory=lambda: _user_cache_dir() / "mlxcel",
         description="folder for imported models; unset: `mlxcel` in the user's cache folder",
     )
-    model_alias: Names = Field(
-        (), description="accepted names, comma list, the first is shown; `*`: any; unset: from the path"
-    )
+    model_alias: Names = Field((), description="accepted names, comma list, first shown; `*`: any; unset: from path")
     adapter: FilePath | None = Field(None, description="folder of a LoRA adapter that mlx-lm has trained for the model")
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
@@ -82,7 +80,9 @@ class Settings(BaseSettings):
     strict_fields: bool = Field(False, description="refuse request fields that no API knows, instead of naming them")
 
     no_batch: bool = Field(False, description="one slot with the whole context")
-    max_batch_size: int | None = Field(None, ge=1, description="most rows in one tick; unset: as many as slots")
+    max_batch_size: int | None = Field(
+        None, ge=1, description="most rows in one tick, and so most slots; unset: as many as slots"
+    )
     n_parallel: int = Field(
         default_factory=lambda data: 1 if data["no_batch"] else max(4, data["max_batch_size"] or 0),
         ge=1,
@@ -103,7 +103,7 @@ class Settings(BaseSettings):
     prefill_grant_interval: int = Field(
         16, ge=0, description="ticks in a row that the ITL budget may put a chunk off; 0: any number"
     )
-    itl_budget_ms: Annotated[float | None, Field(gt=0)] = Field(
+    itl_budget_ms: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = Field(
         None, description="milliseconds a tick with decode may take: it makes chunks smaller; unset: any time"
     )
     max_batch_prefill: int = Field(4, ge=1, description="most prompts that prefill in one tick")
@@ -135,9 +135,10 @@ class Settings(BaseSettings):
     decode_lookahead: Annotated[Literal["auto", "on", "off"], WORD] = Field(
         "auto", description="submit a decode step before the last one is read; auto: on, but on a CPU off"
     )
-    draft_kind: Annotated[Literal["none"], refused_until_built("prompt-lookup", "mtp", "dflash"), WORD] = Field(
-        "none", description="kind of speculation; none"
+    draft_kind: Annotated[Literal["none", "prompt-lookup"], refused_until_built("mtp", "dflash"), WORD] = Field(
+        "none", description="kind of speculation, none or prompt-lookup; none in deterministic mode"
     )
+    prompt_lookup_max_batch: int = Field(2, ge=1, description="most decoding rows in a tick with prompt lookup")
 
     slots: bool = Field(True, description="serve /slots; off: 501")
     metrics: bool = Field(True, description="serve /metrics; off: 501")

@@ -19,6 +19,7 @@ from app.pipeline import Pipeline
 from app.request import Request, SamplingParams
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.scheduler import Scheduler
+from app.scheduler.speculation import Drafter
 
 GREEDY = SamplingParams(temperature=0.0)
 TIE = 1e-3
@@ -28,10 +29,12 @@ def greedy_request(request_id: int, prompt: Sequence[int], max_tokens: int, **fi
     return Request(request_id, list(prompt), len(prompt), max_tokens, sampling=GREEDY, **fields)
 
 
-def build_scheduler(num_blocks: int, block_size: int, prefix_cache: bool = False, **config: Any) -> Scheduler:
+def build_scheduler(
+    num_blocks: int, block_size: int, prefix_cache: bool = False, drafter: Drafter | None = None, **config: Any
+) -> Scheduler:
     pool = BlockPool(num_blocks)
     cache = PrefixCache(pool, block_size, prefix_cache, min_tokens=1)
-    return Scheduler(replace(SchedulerConfig(), **config), BlockTables(pool, cache, block_size))
+    return Scheduler(replace(SchedulerConfig(), **config), BlockTables(pool, cache, block_size), drafter)
 
 
 def run(

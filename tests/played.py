@@ -51,7 +51,7 @@ class PlayedEngine:
             raise self.failures.pop(0)
         if self.results:
             return self.results.pop(0)
-        return Result({row.request_id: self._draw(row) for row in plan.rows if row.draws})
+        return Result({row.request_id: tuple(map(self._draw, row.each_draw())) for row in plan.rows if row.draws})
 
     def resize(self, num_blocks: int) -> int:
         return num_blocks if self.may_grow else 0

@@ -16,7 +16,7 @@ BLOCK_SIZE = 4
 
 
 def drawn(plan: Plan, *missing: int, token: int = 5) -> Result:
-    return Result({row.request_id: Draw(token) for row in plan.rows if row.draws and row.request_id not in missing})
+    return Result({row.request_id: (Draw(token),) for row in plan.rows if row.draws and row.request_id not in missing})
 
 
 def decoding(*requests: Request, num_blocks: int = 32, **config: Any) -> tuple[Scheduler, Plan]:
@@ -143,7 +143,7 @@ def test_a_row_that_ends_with_a_step_in_flight(how: str) -> None:
     assert following is not None
     result = drawn(plan)
     if how == "end token":
-        result.draws[1] = Draw(9)
+        result.draws[1] = (Draw(9),)
     elif how == "failure":
         del result.draws[1]
         result.failures[1] = "why"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.request import Request, State
+from app.request import FinishReason, Request, State
 from app.scheduler import policy
 
 
@@ -18,8 +18,11 @@ def row(arrival: int, num_output: int, priority: int = 0) -> Request:
     [(None, 0, 2048), (None, 1, 512), (None, 9, 512), (64, 0, 64), (64, 3, 64), (4096, 1, 4096), (0, 0, 0), (0, 5, 0)],
 )
 def test_chunk_tokens(setting, num_decoding, tokens):
-    assert policy.chunk_tokens(setting, num_decoding) == tokens
-    assert policy.chunk_tokens(setting, num_decoding, 2) == (512 if setting is None else setting)
+    config = policy.SchedulerConfig(prefill_chunk=setting)
+    assert policy.chunk_tokens(config, num_decoding) == tokens
+    assert policy.chunk_tokens(config, num_decoding, 2) == (512 if setting is None else setting)
+    capped = policy.SchedulerConfig(prefill_chunk=setting, max_batch_prefill_tokens=40)
+    assert policy.chunk_tokens(capped, num_decoding) == (40 if setting is None else setting)
 
 
 @pytest.mark.parametrize(
@@ -202,3 +205,17 @@ def test_what_has_waited_long_enough_is_not_preempted():
 def test_preemption_policies(name, victim):
     rows = [row(0, 3, priority=0), row(1, 8, priority=1), row(2, 4, priority=0), row(3, 4, priority=1)]
     assert policy.preemption_victim(rows, name).arrival == victim
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ([5], None),
+        ([5, 6], None),
+        ([5, 6, 7], FinishReason.LENGTH),
+        ([5, 1], FinishReason.STOP),
+        ([5, 6, 1], FinishReason.STOP),
+    ],
+)
+def test_end_reason(output, reason):
+    assert policy.end_reason(Request(0, [1, 1, *output], 2, 3, end_tokens=frozenset({1}))) is reason

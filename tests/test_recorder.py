@@ -15,12 +15,13 @@ from app.scheduler.plan import Draw, Plan, Result
 from app.scheduler.recorder import RecordedScheduler
 from app.scheduler.recording import BadRecording, from_json, read, samples, to_json
 from app.scheduler.replay import rebuild, replay
+from app.scheduler.speculation import PromptLookup
 from tests.recorded import drive, recorded_scheduler, saved
 
 
 def step(scheduler: RecordedScheduler, began_s: float, ended_s: float, token: int = 5) -> Plan:
     plan = scheduler.plan(began_s)
-    scheduler.apply(plan, Result({row.request_id: Draw(token) for row in plan.rows if row.draws}), ended_s)
+    scheduler.apply(plan, Result({row.request_id: (Draw(token),) for row in plan.rows if row.draws}), ended_s)
     return plan
 
 
@@ -91,6 +92,30 @@ def test_no_token_is_in_a_recording() -> None:
     assert replay(saved(scheduler)).difference is None
 
 
+def test_of_drafts_only_their_lengths_are_kept() -> None:
+    scheduler = recorded_scheduler(num_ticks=40, drafter=PromptLookup())
+    scheduler.add(Request(0, [31337, 27182, 31415] * 3, 9, 12))
+    began_s = 0.0
+    while not scheduler.is_idle:
+        plan = scheduler.plan(began_s)
+        text = [*plan.rows[0].tokens, *plan.rows[0].draft, 31337]
+        right = [(31337, 27182, 31415)[end % 3] for end in range(len(text))]
+        draws = [Draw(right[one.start + one.num_new]) for one in plan.rows[0].each_draw()]
+        scheduler.apply(plan, Result({0: tuple(draws)}), began_s + 0.5)
+        began_s += 1.0
+    recording = saved(scheduler)
+    drafts, checks = ([entry[1:] for entry in recording.entries if entry[0] == kind] for kind in ("draft", "check"))
+    assert drafts == [(0, 1), (0, 3), (0, 7)]
+    assert checks == [(0, 1), (0, 3), (0, 4)]  # the last one was cut to what the answer had left
+    assert not [token for token in ("31337", "27182", "31415") if token in json.dumps(to_json(scheduler))]
+    assert replay(recording).difference is None
+    changed = dataclasses.replace(recording, entries=[entry for entry in recording.entries if entry[:1] != ("check",)])
+    assert str(replay(changed).difference) == (
+        "tick 2: row 0: request 0, 4 tokens from 11, drawing was recorded,"
+        " request 0, 4 tokens from 10, drawing came out"
+    )
+
+
 def test_alike_beginnings_have_alike_numbers_and_nothing_more() -> None:
     scheduler = recorded_scheduler()
     scheduler.add(Request(0, [8, 8, 8, 8, 7], 5, 2))
@@ -153,9 +178,9 @@ def test_a_step_ahead_is_measured_from_the_end_of_the_one_before() -> None:
     plan, following = scheduler.plan(10.6), None
     for ended_s in (10.75, 10.85):
         following = scheduler.ahead(plan)
-        scheduler.apply(plan, Result({0: Draw(5)}), ended_s)
+        scheduler.apply(plan, Result({0: (Draw(5),)}), ended_s)
         plan = following or plan
-    scheduler.apply(plan, Result({0: Draw(5)}), 10.95)
+    scheduler.apply(plan, Result({0: (Draw(5),)}), 10.95)
     assert scheduler.is_idle
     assert [sample.seconds for sample in samples(saved(scheduler))] == pytest.approx([0.6, 0.15, 0.1, 0.1])
 

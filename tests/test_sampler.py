@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -14,6 +17,7 @@ from app.engine import sampler
 from app.engine.sampler import Drawing, uniform
 from app.request import SamplingParams
 from app.scheduler.plan import Draw, Row
+from app.scheduler.speculation import right
 
 VOCABULARY = 1000
 
@@ -32,8 +36,6 @@ def one_row(params: SamplingParams, logits: Sequence[float], **history: object) 
 
 
 def frequencies(params: SamplingParams, logits: mx.array, num_draws: int) -> Counter[int]:
-    from dataclasses import replace
-
     crowd = [replace(params, seed=seed) for seed in range(num_draws)]
     return Counter(d.token for d in draw(mx.broadcast_to(logits, (num_draws, logits.size)), crowd))
 
@@ -47,6 +49,52 @@ def test_noise_is_uniform_and_keyed_by_seed_and_position() -> None:
     assert len({uniform(1, 2), uniform(2, 1), uniform(1, 3), uniform(3, 2)}) == 4
     assert uniform(-5, 7) == uniform(-5, 7)
     assert uniform(2**64 + 3, 1) == uniform(3, 1)
+
+
+def chi_square(counts: Counter[Any], shares: dict[Any, float]) -> float:
+    total = counts.total()
+    assert not set(counts) - set(shares)
+    return sum((counts[key] - total * share) ** 2 / (total * share) for key, share in shares.items())
+
+
+@pytest.mark.parametrize("drafted", [(0, 0), (1, 2), (3, 1)])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(temperature=0.6), SamplingParams(top_k=3), SamplingParams(top_p=0.9)]
+)
+def test_answers_with_drafts_have_the_distribution_of_those_without(
+    params: SamplingParams, drafted: tuple[int, int]
+) -> None:
+    """Two positions are proposed; what is kept is counted whole: one token, two, or all three."""
+    num_draws = 6000
+    logits = mx.array([[1.0, 0.6, 0.2, -0.5], [0.3, 1.2, 0.0, 0.4], [0.0, -0.2, 0.9, 0.1]])
+    rows = [Row(seed, (0,), 0, 3, (0,), True, 1, replace(params, seed=seed), drafted) for seed in range(num_draws)]
+    drawing = Drawing(mx.tile(logits, (num_draws, 1)), [one for row in rows for one in row.each_draw()])
+    mx.eval(drawing.arrays())
+    drawn = [draw.token for draw in drawing.read()]
+    kept: Counter[tuple[int, ...]] = Counter()
+    for i in range(num_draws):
+        own = tuple(Draw(token) for token in drawn[3 * i : 3 * i + 3])
+        kept[tuple(draw.token for draw in right(drafted, own))] += 1
+    want = np.array(mx.softmax(logits / params.temperature, axis=-1), np.float64)
+    for at, row in enumerate(want):
+        order = np.argsort(-row)
+        inside = np.cumsum(row[order]) - row[order] < params.top_p
+        want[at, order[~inside]] = 0.0
+        want[at, order[params.top_k or 4 :]] = 0.0
+    want /= want.sum(axis=-1, keepdims=True)
+    shares: dict[tuple[int, ...], float] = {}
+    for first, second, third in itertools.product(range(4), repeat=3):
+        run = (first,) if first != drafted[0] else (first, second) if second != drafted[1] else (first, second, third)
+        share = want[0][first] * want[1][second] * want[2][third]
+        if share:
+            shares[run] = shares.get(run, 0.0) + share
+    freedom = len(shares) - 1
+    allowed = freedom + 4 * math.sqrt(2 * freedom)  # four deviations above the mean
+    assert chi_square(kept, shares) < allowed
+    if want[0][drafted[0]]:  # had the draft been taken more often than that, it would show
+        weights = {run: share * (1.6 if run[0] == drafted[0] else 1.0) for run, share in shares.items()}
+        biased = {run: weight / sum(weights.values()) for run, weight in weights.items()}
+        assert chi_square(kept, biased) > allowed
 
 
 def test_greedy_takes_the_largest() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from app.request import FinishReason, Request, State
 from app.scheduler.plan import Admitted, Draw, Event, Finished, Plan, Result, Row, Token
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.scheduler import Scheduler
+from app.scheduler.speculation import PromptLookup
 
 VOCABULARY = 3  # few tokens, so that prompts and answers keep meeting in the prefix cache
 
@@ -65,15 +67,17 @@ class FakeEngine:
             if index == failing:
                 result.failures[row.request_id] = "failed"
                 continue
+            tokens = [*row.tokens, *row.draft]
             for position in range(row.start, row.start + row.num_new):
-                content[row.blocks[position // self.block_size]][position % self.block_size] = row.tokens[position]
+                content[row.blocks[position // self.block_size]][position % self.block_size] = tokens[position]
         for index, row in enumerate(plan.rows):
             if index != failing:
                 num_tokens = row.start + row.num_new
                 seen = [token for block in row.blocks for token in content[block]][:num_tokens]
-                assert seen == row.tokens[:num_tokens], f"{row} sees other tokens: {seen}"
+                assert seen == [*row.tokens, *row.draft][:num_tokens], f"{row} sees other tokens: {seen}"
                 if row.draws:
-                    result.draws[row.request_id] = Draw(answer(row.tokens))
+                    ends = [draw.start + draw.num_new for draw in row.each_draw()]
+                    result.draws[row.request_id] = tuple(Draw(answer(seen[:end])) for end in ends)
         return result
 
     def run_ahead(self, plan: Plan, before: Result, failing: int | None, breaks: bool, astray: int | None) -> Result:
@@ -86,7 +90,7 @@ class FakeEngine:
             drawn = before.draws.get(row.request_id)
             if drawn is None or index == astray:
                 self.astray.add(row.request_id)
-            token = 0 if drawn is None else drawn.token
+            token = 0 if drawn is None else drawn[0].token
             tokens = [*row.tokens, token]
             assert len(tokens) == row.start + 1
             _, tail = self.tails.get(row.request_id, (row, {}))
@@ -99,7 +103,7 @@ class FakeEngine:
                 continue
             seen = [tail[i] if i in tail else self._pooled(row, i) for i in range(row.start + 1)]
             assert seen == tokens, f"{row} sees other tokens: {seen}"
-            result.draws[row.request_id] = Draw(answer(tokens))
+            result.draws[row.request_id] = (Draw(answer(tokens)),)
         return result
 
     def settle(self) -> None:
@@ -133,6 +137,33 @@ def answer(tokens: Sequence[int]) -> int:
     return value % VOCABULARY
 
 
+class WildDrafter:
+    """Proposes all the time: so many tokens that are right, and some that are not."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.right: dict[int, int] = {}
+        self.told: list[tuple[int, int]] = []
+
+    def draft(self, request: Request) -> tuple[int, ...]:
+        tokens = list(request.tokens)
+        self.right[request.id] = self.random.randint(0, 6)
+        for _ in range(self.right[request.id]):
+            tokens.append(answer(tokens))
+        tokens += [(answer(tokens) + 1) % VOCABULARY] * self.random.randint(0, 2)
+        return tuple(tokens[len(request.tokens) :])
+
+    def may_propose(self, request: Request) -> bool:
+        return True
+
+    def learn(self, request_id: int, num_proposed: int, num_right: int) -> None:
+        assert num_right == min(num_proposed, self.right[request_id]), "right as far as it was, and no further"
+        self.told.append((num_proposed, num_right))
+
+    def forget(self, request_id: int) -> None:
+        self.right.pop(request_id, None)
+
+
 SIZES = st.fixed_dictionaries(
     {
         "block_size": st.integers(1, 8),
@@ -156,6 +187,7 @@ CONFIG = st.fixed_dictionaries(
         "grant_interval": st.integers(1, 4),
         "grows": st.sampled_from((False, False, True)),
         "lookahead": st.booleans(),
+        "prompt_lookup_max_batch": st.sampled_from((1, 2, 5)),
     }
 )
 ARRIVAL = st.fixed_dictionaries(
@@ -175,8 +207,8 @@ ARRIVAL = st.fixed_dictionaries(
 class SchedulerLaws(RuleBasedStateMachine):
     """Arrivals, cancels, stops and failures in any order, on a pool so small that reclaim and eviction are common."""
 
-    @initialize(sizes=SIZES, config=CONFIG)
-    def start(self, sizes, config):
+    @initialize(sizes=SIZES, config=CONFIG, drafts=st.sampled_from((None, "lookup", "wild")), seed=st.integers(0, 99))
+    def start(self, sizes, config, drafts, seed):
         block_size, num_blocks = sizes["block_size"], sizes["num_blocks"]
         self.capacity = num_blocks * block_size
         pool = PoisoningPool(num_blocks, block_size)
@@ -184,7 +216,8 @@ class SchedulerLaws(RuleBasedStateMachine):
         self.tables = BlockTables(pool, self.cache, block_size)
         self.engine = FakeEngine(pool, block_size)
         self.config = SchedulerConfig(**config)
-        self.scheduler = Scheduler(self.config, self.tables)
+        self.drafter = {None: None, "lookup": PromptLookup(), "wild": WildDrafter(seed)}[drafts]
+        self.scheduler = Scheduler(self.config, self.tables, self.drafter)
         self.now = 0.0
         self.all: dict[int, Request] = {}
         self.texts: list[list[int]] = [[]]
@@ -293,8 +326,11 @@ class SchedulerLaws(RuleBasedStateMachine):
         self.record(self.scheduler.apply(plan, result, self.now + took_s))
         if plan.num_ahead:
             self.engine.spoil()
-        for request_id in result.draws:
-            assert len(self.all[request_id].tokens) == before[request_id] + (request_id in running)
+        for row in plan.rows:
+            if row.request_id in result.draws:
+                num_more = len(self.all[row.request_id].tokens) - before[row.request_id]
+                counts = row.request_id in running
+                assert counts <= num_more <= counts * (1 + len(row.draft))
 
     def look_ahead(self, plan: Plan, following: Plan) -> None:
         """What no step ahead may do: take a block, begin or go beyond an answer, or be submitted beside other work."""
@@ -344,8 +380,15 @@ class SchedulerLaws(RuleBasedStateMachine):
             request = self.all[row.request_id]
             assert request.state in (State.PREFILLING, State.DECODING)
             assert row.start == request.num_computed
-            assert row.start + row.num_new <= len(request.tokens)
-            assert row.draws == (row.start + row.num_new == len(request.tokens))
+            num_own = row.num_new - len(row.draft)
+            assert 0 < row.start + num_own <= len(request.tokens)
+            assert row.draws == (row.start + num_own == len(request.tokens))
+            if row.draft:
+                assert (request.state, num_own) == (State.DECODING, 1)
+                assert request.num_output + len(row.draft) < request.max_tokens, "the answer has room for all of it"
+        num_decoding = sum(self.all[request_id].state is State.DECODING for request_id in ids)
+        if num_decoding > self.config.prompt_lookup_max_batch or self.drafter is None:
+            assert not any(row.draft for row in plan.rows)
         chunks = [row for row in plan.rows if self.all[row.request_id].state is State.PREFILLING]
         assert len(chunks) <= self.config.max_batch_prefill
         if len(chunks) < len(plan.rows) and self.config.prefill_chunk != 0:
@@ -378,6 +421,14 @@ class SchedulerLaws(RuleBasedStateMachine):
         assert snapshot.total_completed == len(self.all) - len(live)
         seats = {view.id: view.request_id for view in snapshot.slots if view.is_busy}
         assert seats == {r.slot: r.id for r in live if r.slot is not None}
+        for request in live:
+            if request.state is State.DECODING:
+                num_held = len(self.tables.blocks(request.id))
+                assert num_held == self.tables.blocks_for(len(request.tokens) - 1), "no block is held for a draft"
+        if isinstance(self.drafter, WildDrafter):
+            told = [sum(numbers) for numbers in zip(*self.drafter.told, strict=True)] or [0, 0]
+            counters = snapshot.counters
+            assert [counters.spec_proposed_tokens, counters.spec_accepted_tokens] == told
         if not live:
             assert self.scheduler.is_idle
             assert snapshot.pool.live == 0

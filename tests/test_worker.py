@@ -143,7 +143,7 @@ def test_capacity_is_all_or_none_and_refused_at_once() -> None:
         engine = PlayedEngine(num_steps=0)
         async with working(engine, capacity=4, num_slots=2, max_batch_size=2) as worker:
             mail, refused = Mailbox(), Mailbox()
-            with pytest.raises(InvalidRequest, match=r"^5 .* 4 "):
+            with pytest.raises(InvalidRequest, match=r"^n: 5 .* 4$"):
                 worker.submit([ask(i) for i in range(5)], refused)
             worker.submit([ask(1), ask(2), ask(3)], mail)
             with pytest.raises(Overloaded):
@@ -348,7 +348,7 @@ def test_a_request_that_waits_too_long_for_its_slot_is_refused() -> None:
             await until(lambda: ended(mail, 2))
             (refusal,) = mail.of(2)
             assert isinstance(refusal.error, Overloaded)
-            assert str(refusal.error) == "The request waited 0 s for a slot. Retry later."
+            assert str(refusal.error) == "The request waited 0 s to be admitted. Retry later."
             assert worker.snapshot.num_queued == 1
             engine.allow()
             await until(lambda: ended(mail, 1, 3))
@@ -361,7 +361,7 @@ def test_a_request_that_waits_too_long_for_its_slot_is_refused() -> None:
 def test_a_failed_row_leaves_the_others_alone() -> None:
     async def body() -> None:
         engine = PlayedEngine()
-        engine.results.append(Result({2: Draw(7)}, {1: "not a number"}))
+        engine.results.append(Result({2: (Draw(7),)}, {1: "not a number"}))
         async with working(engine) as worker:
             mail = Mailbox()
             worker.submit([ask(1), ask(2)], mail)

@@ -98,7 +98,7 @@ class Engine:
                 self._settle()
                 self._storage.copy(plan.copies)
             logits = self.logits(rows, self._last if plan.num_ahead else None)
-            drawing, failures = draw_rows(logits, [row for row in rows if row.draws])
+            drawing, failures = draw_rows(logits, [draw for row in rows for draw in row.each_draw()])
             mx.async_eval(*self._written(), *(drawing.arrays() if drawing else ()))
         except Exception as error:
             raise self._fault(error) from error
@@ -108,13 +108,14 @@ class Engine:
     def finish_rows(self, step: InFlight) -> Result:
         """Wait for a submitted step and read what it drew. Raises as ``step``."""
         drawing, failures = step.drawing, dict(step.failures)
-        draws: dict[int, Draw] = {}
+        draws: dict[int, tuple[Draw, ...]] = {}
         try:
             _evaluate([*self._storage.arrays(), *(drawing.arrays() if drawing else ())])
             if drawing is not None:
-                draws = {row.request_id: draw for row, draw in zip(drawing.rows, drawing.read(), strict=True)}
+                for row, draw in zip(drawing.rows, drawing.read(), strict=True):
+                    draws[row.request_id] = (*draws.get(row.request_id, ()), draw)
                 for row in drawing.unsound():
-                    del draws[row.request_id]
+                    draws.pop(row.request_id, None)
                     failures[row.request_id] = "its logits are not finite numbers"
                     self._unclean += row.blocks
                 if self._last is not None and self._last is not step:
@@ -156,7 +157,7 @@ class Engine:
         mx.clear_cache()
 
     def logits(self, rows: Sequence[Row], before: InFlight | None = None) -> mx.array:
-        """Logits ``[R, vocab]`` of the rows that draw; K and V of all are written. One-token rows come first.
+        """Logits ``[R, vocab]``, one row a draw; K and V of all tokens are written. One-token rows come first.
 
         ``before``: the step in flight that draws the tokens of these rows.
         """
@@ -174,14 +175,14 @@ class Engine:
         return mx.concatenate([*drawn, logits]) if drawn else logits
 
     def _forward(self, piece: Piece, before: InFlight | None = None) -> mx.array:
-        """Logits of the rows that draw; if none does, of one that means nothing."""
+        """Logits of each draw; if there is none, of one that means nothing."""
         geometry = Geometry(piece.rows, self._storage.block_size, piece.num_padded, piece.width, self._tails)
         ends: list[int] = []
         ids: list[int] = []
         for row in piece.rows:
-            ids += row.tokens[row.start : row.start + row.num_new] if before is None else [0]
+            ids += [*row.tokens[row.start : row.start + row.num_new], *row.draft] if before is None else [0]
             if row.draws:
-                ends.append(len(ids) - 1)
+                ends += range(len(ids) - 1 - len(row.draft), len(ids))
         ids += [0] * geometry.num_padding
         tokens = mx.array(ids) if before is None else mx.pad(before.following(piece.rows), (0, geometry.num_padding))
         self._head.aim(mx.array(ends + [0] * (max(piece.num_draws, 1) - len(ends))))

@@ -35,4 +35,4 @@ class FakeEngine:
     """Computes nothing: the token drawn after any row is the successor of its last one."""
 
     def step(self, plan: Plan) -> Result:
-        return Result({row.request_id: Draw(row.tokens[-1] + 1) for row in plan.rows if row.draws})
+        return Result({row.request_id: (Draw(row.tokens[-1] + 1),) for row in plan.rows if row.draws})

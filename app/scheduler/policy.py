@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from app.request import Request, State
+from app.request import FinishReason, Request, State
 
 PreemptionPolicy = Literal["longest-first", "lowest-priority"]
 
@@ -28,7 +28,8 @@ class SchedulerConfig:
     0: no cap. ``watermark`` is the share of the pool that admission keeps free while anybody decodes. ``itl_budget_s``
     is how long a tick with decode may take, None: any time; ``grant_interval`` is how many ticks in a row it may put
     prefill off, 0: any number. ``grows`` says that the pool has no bound of its own: it is doubled when it is short.
-    ``lookahead`` says that decode steps may be submitted before the tokens of the step before are read."""
+    ``lookahead`` says that decode steps may be submitted before the tokens of the step before are read.
+    ``prompt_lookup_max_batch`` is how many rows may decode at most in a tick with drafts."""
 
     num_slots: int = 4
     max_batch_size: int = 4
@@ -42,16 +43,19 @@ class SchedulerConfig:
     lookahead: bool = False
     enable_preemption: bool = False
     preemption_policy: PreemptionPolicy = "longest-first"
+    prompt_lookup_max_batch: int = 2
 
 
-def chunk_tokens(setting: int | None, num_decoding: int, num_prompts: int = 1) -> int:
+def chunk_tokens(config: SchedulerConfig, num_decoding: int, num_prompts: int = 1) -> int:
     """How many tokens of one prompt may be computed in a tick; 0 means all of it. A setting pins it in every state.
 
     Large only for a prompt that is alone: others would wait for their next token, or their first, as long as it takes.
+    Never more than all prompts together may have, where that is set.
     """
-    if setting is not None:
-        return setting
-    return CHUNK_ALONE if not num_decoding and num_prompts <= 1 else CHUNK_BESIDE_DECODE
+    if config.prefill_chunk is not None:
+        return config.prefill_chunk
+    chunk = CHUNK_ALONE if not num_decoding and num_prompts <= 1 else CHUNK_BESIDE_DECODE
+    return min(chunk, config.max_batch_prefill_tokens or chunk)
 
 
 def max_prefill_tokens(setting: int | None, max_batch_prefill: int, chunk_setting: int | None) -> int:
@@ -122,6 +126,13 @@ def may_admit(num_needed: int, num_free: int, num_blocks: int, watermark: float,
     """Whether the free blocks cover an admission, and beside live decode the share that is kept for growth as well."""
     reserve = watermark * num_blocks if num_decoding else 0.0
     return num_needed + reserve <= num_free
+
+
+def end_reason(request: Request) -> FinishReason | None:
+    """Why a request ends with the token that it has just drawn, if it does."""
+    if request.tokens[-1] in request.end_tokens:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if request.num_output >= request.max_tokens else None
 
 
 def head_start_s(priority: int) -> float:

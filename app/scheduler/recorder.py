@@ -6,7 +6,7 @@ What is kept here refers to tokens, as the scheduler itself does. What leaves th
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from app.scheduler.pace import Pace
 from app.scheduler.plan import Event, Finished, Plan, Result
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.scheduler import Scheduler
+from app.scheduler.speculation import Drafter, right
 
 Entry = tuple[Any, ...]
 
@@ -68,7 +69,8 @@ class Segment(NamedTuple):
     number of copies, blocks asked for, live blocks, waiting requests), ``ahead`` (rows of the step that was submitted
     before this tick's ``apply``, and is applied after it), ``apply`` (at, ids that failed, ids of rows ahead that were
     dropped), ``resize`` (blocks, at), ``lose`` (at). ``rows`` are four integers each: request id, start, number of
-    tokens, whether it draws.
+    tokens, whether it draws. Before a ``plan`` there is a ``draft`` (id, number of tokens) for each that was offered,
+    and before an ``apply`` a ``check`` (id, number of tokens that were right) for each that was computed.
     """
 
     first_tick: int
@@ -84,8 +86,10 @@ class RecordedScheduler(Scheduler):
     ``segments`` may be read from any thread: it is replaced whole, entries are only ever appended.
     """
 
-    def __init__(self, config: SchedulerConfig, tables: BlockTables, num_ticks: int) -> None:
-        super().__init__(config, tables)
+    def __init__(
+        self, config: SchedulerConfig, tables: BlockTables, num_ticks: int, drafter: Drafter | None = None
+    ) -> None:
+        super().__init__(config, tables, None if drafter is None else _NotedDrafter(drafter, self._note))
         self.config = config
         self._ticks_kept = num_ticks
         self._tick = 0
@@ -152,6 +156,9 @@ class RecordedScheduler(Scheduler):
             for row in plan.rows
             if row.request_id in counted and (row.request_id in failures or (row.draws and row.request_id not in draws))
         ]
+        for row in plan.rows:
+            if row.draft and row.request_id in draws:
+                self._note("check", row.request_id, len(right(row.draft, draws[row.request_id])) - 1)
         self._note("apply", now, tuple(failed), dropped)
         return super().apply(plan, result, now)
 
@@ -191,6 +198,23 @@ def _flat(plan: Plan) -> array[int]:
     for row in plan.rows:
         rows.extend((row.request_id, row.start, row.num_new, row.draws))
     return rows
+
+
+class _NotedDrafter:
+    """Notes how long each draft is. From there on all is decided by what the scheduler knows."""
+
+    def __init__(self, drafter: Drafter, note: Callable[..., None]) -> None:
+        self._drafter = drafter
+        self._note = note
+        self.may_propose = drafter.may_propose
+        self.learn = drafter.learn
+        self.forget = drafter.forget
+
+    def draft(self, request: Request) -> tuple[int, ...]:
+        draft = self._drafter.draft(request)
+        if draft:
+            self._note("draft", request.id, len(draft))
+        return draft
 
 
 def numbers_of(thing: object, path: str = "") -> dict[str, float]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple
 
 from app.kv.books import restore
 from app.request import FinishReason, Request, State
-from app.scheduler.plan import Draw, Plan, Result
+from app.scheduler.plan import Draw, Plan, Result, Row
 from app.scheduler.recorder import Standing, numbers_of
 from app.scheduler.recording import Recording, Rows, rows_of
 from app.scheduler.scheduler import Scheduler
+from app.scheduler.speculation import Drafter
+
+UNKNOWN = -1  # a token of a draft, of which a recording tells no more than that it was there
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +57,11 @@ class Replayed:
 def replay(recording: Recording) -> Replayed:
     """Tell the scheduler again what it was told, and compare each plan: its rows, the number of copies, the blocks held
     and the requests waiting."""
-    scheduler, requests = rebuild(recording)
+    drafter = _RecordedDrafts()
+    scheduler, requests = rebuild(recording, drafter)
     ticks: list[TickView] = []
     plan, following, num_requeued = Plan(), None, 0
+    checked: dict[int, int] = {}
     for entry in recording.entries:
         match entry:
             case ("add", request_id):
@@ -66,9 +72,12 @@ def replay(recording: Recording) -> Replayed:
                 scheduler.finish(request_id, FinishReason(reason), num_output, at_s)
             case ("reset",):
                 scheduler.reset_prefix_cache()
+            case ("draft", request_id, num_tokens):
+                drafter.lengths[request_id] = num_tokens
             case ("plan", at_s, _, *recorded):
                 tick = recording.first_tick + len(ticks)
                 plan, following = scheduler.plan(at_s), None
+                drafter.lengths.clear()
                 snapshot = scheduler.snapshot()
                 rows = _rows(plan)
                 values = [len(plan.copies), plan.num_blocks, snapshot.pool.live, snapshot.num_queued]
@@ -86,12 +95,17 @@ def replay(recording: Recording) -> Replayed:
                 following = scheduler.ahead(plan)
                 if (rows := _rows(following or Plan())) != rows_of(entry):
                     return Replayed(ticks, _difference_of_rows(ticks[-1].tick + 1, rows_of(entry), rows))
+            case ("check", request_id, num_right):
+                checked[request_id] = num_right
             case ("apply", at_s, failed, dropped):
-                draws = {
-                    row.request_id: Draw(recording.requests[row.request_id].tokens[row.start + row.num_new])
+                rows_drawn = [
+                    _drawn(row, recording.requests[row.request_id].tokens, checked.get(row.request_id, 0))
                     for row in plan.rows
-                    if row.draws and row.request_id not in failed and row.request_id not in dropped
-                }
+                ]
+                checked.clear()
+                without = {*failed, *dropped}
+                draws = {row.request_id: drawn for row, drawn in rows_drawn if row.request_id not in without}
+                plan = replace(plan, rows=tuple(row for row, _ in rows_drawn))
                 scheduler.apply(plan, Result(draws, dict.fromkeys(failed, "as recorded")), at_s)
                 ticks[-1] = ticks[-1]._replace(seconds=at_s - ticks[-1].began_s, outcome="applied")
                 if following is not None:
@@ -112,11 +126,40 @@ def replay(recording: Recording) -> Replayed:
     return Replayed(ticks)
 
 
-def rebuild(recording: Recording) -> tuple[Scheduler, dict[int, Request]]:
+class _RecordedDrafts:
+    """Offers drafts as long as they were, by request id. What is in them shows only once they are checked."""
+
+    def __init__(self) -> None:
+        self.lengths: dict[int, int] = {}
+
+    def draft(self, request: Request) -> tuple[int, ...]:
+        return (UNKNOWN,) * self.lengths.get(request.id, 0)
+
+    def may_propose(self, request: Request) -> bool:
+        return False
+
+    def learn(self, request_id: int, num_proposed: int, num_right: int) -> None:
+        pass
+
+    def forget(self, request_id: int) -> None:
+        pass
+
+
+def _drawn(row: Row, tokens: Sequence[int], num_right: int) -> tuple[Row, tuple[Draw, ...]]:
+    """A row whose draft is right as far as it was, and its draws as far as they counted."""
+    if not row.draws:
+        return row, ()
+    first = row.start + row.num_new - len(row.draft)
+    right = tuple(tokens[first : first + num_right])
+    draft = (*right, *row.draft[num_right:])
+    return row._replace(draft=draft), tuple(Draw(token) for token in tokens[first : first + num_right + 1])
+
+
+def rebuild(recording: Recording, drafter: Drafter | None = None) -> tuple[Scheduler, dict[int, Request]]:
     """The scheduler as it was before the first entry, and every request that is known, to be added or there already."""
     checkpoint = recording.checkpoint
     requests = {request_id: _request(recording, request_id) for request_id in recording.requests}
-    scheduler = Scheduler(recording.config, restore(checkpoint.books))
+    scheduler = Scheduler(recording.config, restore(checkpoint.books), drafter)
     for path in numbers_of(scheduler).keys() & checkpoint.numbers.keys():
         owner, _, name = path.rpartition(".")
         setattr(attrgetter(owner)(scheduler) if owner else scheduler, name, checkpoint.numbers[path])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
 
-from app.errors import InvalidRequest, kind_and_place
 from app.kv.block_pool import OutOfBlocks
 from app.kv.block_table import BlockTables
 from app.request import FinishReason, Request, State
@@ -16,8 +14,7 @@ from app.scheduler.policy import SchedulerConfig
 from app.scheduler.queue import RequestQueue
 from app.scheduler.seats import Seats
 from app.scheduler.snapshot import Counters, Snapshot, observe
-
-log = logging.getLogger("mlxcel.scheduler")
+from app.scheduler.speculation import Drafter, Speculation, right
 
 
 class Scheduler:
@@ -28,7 +25,7 @@ class Scheduler:
     clock.
     """
 
-    def __init__(self, config: SchedulerConfig, tables: BlockTables) -> None:
+    def __init__(self, config: SchedulerConfig, tables: BlockTables, drafter: Drafter | None = None) -> None:
         self._config = config
         self._tables = tables
         self._queue = RequestQueue()
@@ -36,6 +33,7 @@ class Scheduler:
         self._seats = Seats(config.num_slots, config.max_batch_size, tables)
         self._unannounced: dict[int, None] = {}  # an ordered set: no Admitted was sent yet
         self._pace = Pace(config.itl_budget_s, config.grant_interval)
+        self._speculation = Speculation(drafter, config.prompt_lookup_max_batch, tables)
         self._may_grow = config.grows
         self._num_arrived = 0
         self._planned_s = 0.0
@@ -55,13 +53,8 @@ class Scheduler:
         """
         if request.id in self._requests:
             raise ValueError(f"request {request.id} exists already")
-        # The last token of an answer is drawn but never computed.
-        num_needed = self._tables.blocks_for(request.num_prompt + request.max_tokens - 1)
-        if num_needed > self._tables.num_blocks and not self._config.grows:
-            raise InvalidRequest(
-                f"{request.num_prompt} prompt tokens and {request.max_tokens} to come need {num_needed} blocks of"
-                f" {self._tables.block_size} tokens; the KV budget has {self._tables.num_blocks}"
-            )
+        if not self._config.grows:
+            self._tables.check_fits(request.num_prompt, request.max_tokens)
         request.arrival = self._num_arrived
         self._num_arrived += 1
         self._requests[request.id] = request
@@ -100,17 +93,20 @@ class Scheduler:
         if any_reclaimed and not self._seats.running:
             return self.plan(now)  # the only row has pushed itself out: it needs a larger pool
         chunks, copies = self._choose_chunks(may_admit=not any_reclaimed)
-        blocks = self._tables.blocks
-        rows = [Row.of(request, 1, blocks(request.id)) for request in self._seats.decoding]
-        chunks.sort(key=lambda chunk: chunk[1] > 1)  # one token is a row like those that decode
+        drafts, blocks = self._speculation.drafts(self._seats.decoding), self._tables.blocks
+        rows = [Row.of(request, 1, blocks(request.id), draft) for request, draft in drafts]
         rows += [Row.of(request, share, blocks(request.id)) for request, share in chunks]
+        rows.sort(key=lambda row: row.num_new > 1)  # one token of a prompt is a row like those that decode
         return Plan(tuple(rows), tuple(copies))
 
     def ahead(self, plan: Plan) -> Plan | None:
         """The step to submit while ``plan`` is in flight, to be applied right after it; None where one ends a run of
         such steps, as where anybody new may be due (see ``lookahead``)."""
-        may_join = len(self._queue) > 0 and (not self._seats.is_full or self._config.enable_preemption)
-        return lookahead.ahead(plan, self._seats, self._tables) if self._config.lookahead and not may_join else None
+        config, seats = self._config, self._seats
+        may_join = len(self._queue) > 0 and (not seats.is_full or config.enable_preemption)
+        if not config.lookahead or may_join or self._speculation.may_propose(seats.decoding):
+            return None
+        return lookahead.ahead(plan, seats, self._tables)
 
     def apply(self, plan: Plan, result: Result, now: float) -> list[Event]:
         """Enter what the forward brought: computed tokens, drawn tokens, ends. Events come in the order of the rows."""
@@ -121,34 +117,35 @@ class Scheduler:
         draws, failures, block_size = result.draws, result.failures, self._tables.block_size
         for row in lookahead.wanted(plan, result, self._seats):
             request = self._seats[row.request_id]
-            draw = draws.get(request.id)
-            if request.id in failures or (row.draws and draw is None):
+            drawn = right(row.draft, draws.get(request.id, ()))
+            if request.id in failures or (row.draws and not drawn):
                 events.append(self._finish(request, FinishReason.ERROR, request.num_output, now))
                 continue
             if request.id in self._unannounced:
                 events.append(self._announce(request))
-            request.num_computed += row.num_new
-            try:
-                if row.num_new > 1 or request.num_computed % block_size == 0:  # a block may have become full
-                    self._tables.publish(request.id, request.tokens, request.num_computed)
-            except Exception as error:
-                log.error("request %d failed when its blocks were published: %s", request.id, kind_and_place(error))
+            reason = None
+            for draw in drawn:
+                request.tokens.append(draw.token)
+                events.append(Token(request.id, draw, now))
+                if reason := policy.end_reason(request):
+                    break
+            request.num_computed = len(request.tokens) - 1 if row.draws else row.start + row.num_new
+            if row.draft:
+                self._counters = self._counters.with_draft(len(row.draft), len(drawn) - 1)
+                self._speculation.learn(request, row.draft, len(drawn) - 1)
+            may_fill_block = row.num_new > 1 or request.num_computed % block_size == 0
+            if may_fill_block and not self._seats.publish(request):
                 events.append(self._finish(request, FinishReason.ERROR, request.num_output, now))
                 continue
             if request.state is State.DECODING:
-                num_decode += 1
+                num_decode += request.num_computed - row.start
             else:
                 num_prefill += row.num_new
                 num_chunks += 1
                 if row.draws:
                     request.move(State.DECODING)
-            if row.draws and draw is not None:
-                request.tokens.append(draw.token)
-                events.append(Token(request.id, draw, now))
-                if draw.token in request.end_tokens:
-                    events.append(self._finish(request, FinishReason.STOP, request.num_output, now))
-                elif request.num_output >= request.max_tokens:
-                    events.append(self._finish(request, FinishReason.LENGTH, request.num_output, now))
+            if reason is not None:
+                events.append(self._finish(request, reason, request.num_output, now))
         self._counters = self._counters.with_tick(num_decode, num_chunks, num_prefill, plan.num_ahead > 0)
         self._pace.observe(num_decode, num_prefill, now - self._planned_s)
         self._planned_s = now  # when the turn of a step that is ahead begins
@@ -220,7 +217,7 @@ class Scheduler:
         config, num_decoding = self._config, len(self._seats.decoding)
         num_parked = len(self._seats.running) - num_decoding
         num_prompts = num_parked + (0 if self._seats.is_full else len(self._queue))
-        chunk = policy.chunk_tokens(config.prefill_chunk, num_decoding, num_prompts)
+        chunk = policy.chunk_tokens(config, num_decoding, num_prompts)
         cap = policy.max_prefill_tokens(config.max_batch_prefill_tokens, config.max_batch_prefill, config.prefill_chunk)
         if num_decoding and chunk:
             due = self._pace.chunk(chunk)
@@ -295,5 +292,6 @@ class Scheduler:
         request.move(State.FINISHED, reason)
         del self._requests[request.id]
         self._unannounced.pop(request.id, None)
+        self._speculation.forget(request.id)
         self._counters = self._counters.with_end(reason.value, num_output)
         return Finished(request.id, reason, num_output, now)

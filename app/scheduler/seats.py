@@ -75,6 +75,15 @@ class Seats:
         self._running[request.id] = request
         return admission.copies
 
+    def publish(self, request: Request) -> bool:
+        """Leave the blocks that are full to the prefix cache as well. Says whether it could be done."""
+        try:
+            self._tables.publish(request.id, request.tokens, request.num_computed)
+        except Exception as error:
+            log.error("request %d failed when its blocks were published: %s", request.id, kind_and_place(error))
+            return False
+        return True
+
     def leave(self, request: Request, is_sound: bool = True) -> bool:
         """Take slot and blocks away, and leave to the prefix cache what can be trusted. Says whether it all can."""
         assert request.slot is not None

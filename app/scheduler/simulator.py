@@ -195,7 +195,7 @@ class Host:
 
     def _leap(self, stretch: _Stretch) -> Plan:
         """Give the rows the tokens and blocks of all ticks but the last one's token, and widen the plan to cover them:
-        the scheduler enters it as it would a row of as many checked drafts."""
+        the scheduler enters it as it would a chunk that ends with the request's last token."""
         rows, num_ticks = stretch.plan.rows, len(stretch.ends_s)
         num_held = {row.request_id: len(row.tokens) for row in rows}
         for row in rows:

@@ -38,6 +38,8 @@ class Counters:
     prefill_chunks: int = 0
     mixed_steps: int = 0
     prefill_grants: int = 0
+    spec_proposed_tokens: int = 0
+    spec_accepted_tokens: int = 0
     preemptions: dict[str, int] = field(default_factory=dict)  # by cause: reclaim, priority, fault
     reclaim_passes: int = 0
 
@@ -54,13 +56,21 @@ class Counters:
         """After a running request went back to the queue."""
         return replace(self, preemptions=self.preemptions | {cause: self.preemptions.get(cause, 0) + 1})
 
+    def with_draft(self, num_proposed: int, num_right: int) -> Counters:
+        """After so many tokens of a draft were checked."""
+        return replace(
+            self,
+            spec_proposed_tokens=self.spec_proposed_tokens + num_proposed,
+            spec_accepted_tokens=self.spec_accepted_tokens + num_right,
+        )
+
     def with_reclaim(self, any_taken: bool) -> Counters:
         """After the blocks for decode were found, ``any_taken``: at the cost of a prefix key or of another row."""
         return replace(self, reclaim_passes=self.reclaim_passes + 1) if any_taken else self
 
     def with_tick(self, num_decode: int, num_chunks: int, num_prefill: int, is_ahead: bool = False) -> Counters:
-        """After a tick with ``num_decode`` decode rows and ``num_prefill`` tokens in ``num_chunks`` prefill rows.
-        ``is_ahead``: it was submitted before the tokens of the one before were read."""
+        """After a tick whose decode rows brought ``num_decode`` tokens, with ``num_prefill`` tokens in ``num_chunks``
+        prefill rows. ``is_ahead``: it was submitted before the tokens of the one before were read."""
         return replace(
             self,
             prefill_tokens=self.prefill_tokens + num_prefill,

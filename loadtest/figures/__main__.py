@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from loadtest.contestants import ROOT
-from loadtest.figures import attention, behind, chunk, lookahead, prefix, scheduler, watermark
+from loadtest.figures import attention, behind, chunk, lookahead, prefix, scheduler, speculation, watermark
 from loadtest.figures.figure import Figure
 
 FIGURES: dict[str, Callable[[Path, bool], Figure]] = {
@@ -24,6 +24,7 @@ FIGURES: dict[str, Callable[[Path, bool], Figure]] = {
     "attention": attention.measure,
     "scheduler": scheduler.measure,
     "lookahead": lookahead.measure,
+    "speculation": speculation.measure,
 }
 
 
