@@ -154,11 +154,10 @@ def test_a_step_that_writes_to_the_pool_with_another_in_flight_copies_it() -> No
 def peak_bytes(submit: Callable[[Engine, Plan], Any]) -> tuple[int, int, int]:
     """The most memory that steps ahead of one another have needed besides weights, and what pool and tails come to.
 
-    The model is wide enough for its steps to be in flight when the next one is submitted.
+    The pool is held, as the step in flight holds it, until that is read: however soon it is done.
     """
     num_blocks, block_size = 16384, 16
-    model = tiny("llama", hidden_size=512, intermediate_size=2048)
-    engine = Engine(loaded("llama", model), num_blocks, block_size)
+    engine = build(num_blocks=num_blocks, block_size=block_size)
     scheduler = build_scheduler(num_blocks, block_size, lookahead=True)
     for request in asked(max_tokens=60):
         scheduler.add(request)
@@ -172,9 +171,12 @@ def peak_bytes(submit: Callable[[Engine, Plan], Any]) -> tuple[int, int, int]:
     step, num_ahead = engine.submit(plan), 0
     while not scheduler.is_idle:
         following = scheduler.ahead(plan)
+        held = [array.reshape(-1) for array in engine._storage.arrays()]
+        mx.eval(held)
         ahead = None if following is None else submit(engine, following)
         num_ahead += following is not None
         scheduler.apply(plan, engine.finish_rows(step), 0.0)
+        held.clear()
         if following is None and scheduler.is_idle:
             break
         plan = following or scheduler.plan(0.0)

@@ -156,7 +156,7 @@ class Engine:
 
     def close(self) -> None:
         """Free weights and pool. The engine cannot be used afterwards."""
-        del self._model, self._head, self._storage, self._tails
+        del self._model, self._head, self._storage, self._tails, self._last
         mx.clear_cache()
 
     def logits(self, rows: Sequence[Row], before: InFlight | None = None) -> mx.array:
