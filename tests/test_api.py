@@ -789,6 +789,14 @@ def test_slots_show_numbers_only() -> None:
     assert used["next_token"] == [{"has_next_token": False, "n_remain": 0, "n_decoded": 2}]
 
 
+@pytest.mark.parametrize("speculative", [False, True])
+def test_whether_rows_propose_can_be_seen(speculative: bool) -> None:
+    card = replace(CARD, speculative=speculative)
+    app = make_app(ScriptedService(card=card, snap=Snapshot(slots=(SlotView(0), BUSY))))
+    assert [slot["speculative"] for slot in call(app, "GET", "/slots").json()] == [speculative] * 2
+    assert call(app, "GET", "/props").json()["default_generation_settings"]["speculative"] is speculative
+
+
 @pytest.mark.parametrize(
     ("slots", "query", "status"),
     [

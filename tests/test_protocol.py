@@ -66,7 +66,6 @@ def complete(**fields: object) -> CompletionBody:
         ({"model": 5}, "model: must be a string, got 5"),
         ({"tools": [[]]}, "tools[0]: must be an object"),
         ({"priority": 2**31}, "priority: must be less than 2147483648, got 2147483648"),
-        ({"response_format": {"type": "json_object"}}, "response_format: this value is not supported by this server"),
         ({"tool_choice": "required"}, "tool_choice: this value is not supported by this server"),
         ({"functions": [{}]}, "functions: this value is not supported by this server"),
         ({"modalities": ["text", "audio"]}, "modalities: this value is not supported by this server"),

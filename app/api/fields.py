@@ -28,7 +28,6 @@ INERT = frozenset(
 NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
     "chat": {
         "store": (False,),
-        "response_format": ({"type": "text"},),
         "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
@@ -41,7 +40,6 @@ NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
     "completion": {
         "echo": (False,),
         "suffix": ("",),
-        "response_format": ({"type": "text"},),
     },
 }
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from app.api.answer_shape import shape_of
 from app.api.fields import INERT, NEUTRAL, Limits, check_messages, check_prompts
 from app.errors import InvalidRequest
 from app.request import SamplingParams
-from app.service import Ask
+from app.service import Ask, Shape
 
 SEED_MODULUS = 2**63
 DEFAULT_TEXT_TOKENS = 16
@@ -59,6 +61,9 @@ class Generation(Body):
     cache_prompt: bool = True
     cache_salt: str = Field("", max_length=256)
     priority: int = Field(0, ge=-(2**31), lt=2**31)
+    response_format: dict[str, Any] | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str = ""
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
@@ -74,7 +79,17 @@ class Generation(Body):
             and self.repetition_penalty != self.repeat_penalty
         ):
             raise InvalidRequest("repeat_penalty: differs from repetition_penalty, send one of them", "repeat_penalty")
+        if self.ignore_eos and self.shape is not None:
+            param = self.shape.param
+            raise InvalidRequest(
+                f"ignore_eos: not possible with {param}, which says where the answer ends", "ignore_eos"
+            )
         return self
+
+    @cached_property
+    def shape(self) -> Shape | None:
+        """What the answer must look like. Raises InvalidRequest."""
+        return shape_of(self.response_format, self.json_schema, self.grammar)
 
     @property
     def wants_usage(self) -> bool:
@@ -108,6 +123,7 @@ class Generation(Body):
             use_prefix_cache=self.cache_prompt,
             cache_salt=self.cache_salt,
             ignore_eos=self.ignore_eos,
+            shape=self.shape,
         )
 
 
@@ -128,6 +144,9 @@ class ChatBody(Generation):
             raise InvalidRequest("max_tokens: differs from max_completion_tokens, send one of them", "max_tokens")
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs: needs logprobs to be true", "top_logprobs")
+        if self.shape is not None and self.tools and self.tool_choice != "none":
+            param = self.shape.param
+            raise InvalidRequest(f"{param}: leaves no way to call tools; send tool_choice none", param)
         return self
 
     def ask(self, default: SamplingParams, limits: Limits) -> Ask:

@@ -46,6 +46,11 @@ class BlockPool:
         return self.num_blocks - self.num_free
 
     @property
+    def num_blank(self) -> int:
+        """Free blocks whose content nobody can adopt."""
+        return len(self._blank)
+
+    @property
     def num_cached(self) -> int:
         """Free blocks whose content can still be adopted."""
         return len(self._cached)

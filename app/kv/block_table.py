@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from app.errors import InvalidRequest
 from app.kv.block_pool import BlockPool, OutOfBlocks
 from app.kv.prefix_cache import Match, Node, PrefixCache
 
@@ -66,6 +67,18 @@ class BlockTables:
         """How many blocks hold ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_size)
 
+    def check_fits(self, num_prompt: int, max_tokens: int) -> None:
+        """Raises:
+        InvalidRequest: an empty pool could not hold a request of this size. The last token of an answer is drawn but
+            never computed.
+        """
+        num_needed = self.blocks_for(num_prompt + max_tokens - 1)
+        if num_needed > self.num_blocks:
+            raise InvalidRequest(
+                f"{num_prompt} prompt tokens and {max_tokens} to come need {num_needed} blocks of {self.block_size}"
+                f" tokens; the KV budget has {self.num_blocks}"
+            )
+
     def quote(self, tokens: Sequence[int], salt: str, use_cache: bool) -> Quote:
         """Price an admission without touching anything. A matched block that nobody holds leaves the free list too."""
         match = self.prefix_cache.match(tokens, salt, use_cache)
@@ -113,6 +126,12 @@ class BlockTables:
         if num_missing > self.pool.num_free:
             raise OutOfBlocks(num_missing, self.pool.num_free)
         self._take(num_missing, self._tables[request_id].blocks)
+
+    def trim(self, request_id: int, num_tokens: int) -> None:
+        """Give back the blocks beyond those that ``num_tokens`` tokens need. None of them may have been published."""
+        blocks = self._tables[request_id].blocks
+        while len(blocks) > self.blocks_for(num_tokens):
+            self.pool.release(blocks.pop())
 
     def publish(self, request_id: int, tokens: Sequence[int], num_computed: int) -> None:
         """Key the blocks that the first ``num_computed`` tokens fill. Call it once their K and V are in the pool."""

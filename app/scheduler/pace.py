@@ -48,6 +48,8 @@ class Pace:
 
     def observe(self, num_decode: int, num_prefill: int, took_s: float) -> None:
         """Learn from a tick of so many decode rows and prefill tokens."""
+        if not num_decode and not num_prefill:
+            return
         if not num_decode:
             self._alone.add(took_s, num_prefill)
         if num_prefill:

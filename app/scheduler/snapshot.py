@@ -34,9 +34,12 @@ class Counters:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     decode_steps: int = 0
+    lookahead_steps: int = 0  # of them
     prefill_chunks: int = 0
     mixed_steps: int = 0
     prefill_grants: int = 0
+    spec_proposed_tokens: int = 0
+    spec_accepted_tokens: int = 0
     preemptions: dict[str, int] = field(default_factory=dict)  # by cause: reclaim, priority, fault
     reclaim_passes: int = 0
 
@@ -57,15 +60,22 @@ class Counters:
         """A running request went back to the queue."""
         self.preemptions[cause] = self.preemptions.get(cause, 0) + 1
 
+    def count_draft(self, num_proposed: int, num_right: int) -> None:
+        """So many tokens of a draft were checked."""
+        self.spec_proposed_tokens += num_proposed
+        self.spec_accepted_tokens += num_right
+
     def count_reclaim(self, any_taken: bool) -> None:
         """The blocks for decode were found, ``any_taken``: at the cost of a prefix key or of another row."""
         self.reclaim_passes += any_taken
 
-    def count_tick(self, num_decode: int, num_chunks: int, num_prefill: int) -> None:
-        """A tick had ``num_decode`` decode rows and ``num_prefill`` tokens in ``num_chunks`` prefill rows."""
+    def count_tick(self, num_decode: int, num_chunks: int, num_prefill: int, is_ahead: bool = False) -> None:
+        """A tick brought ``num_decode`` tokens in decode rows, ``num_prefill`` in ``num_chunks`` prefill rows.
+        ``is_ahead``: it was submitted before the tokens of the one before were read."""
         if num_decode:
             self.decode_tokens += num_decode
             self.decode_steps += 1
+            self.lookahead_steps += is_ahead
         if num_chunks:
             self.prefill_tokens += num_prefill
             self.prefill_chunks += num_chunks
