@@ -189,9 +189,7 @@ class Scheduler:
 
     def _grow_decoding(self) -> bool:
         """Give each decoding row the block for its next token, at the cost of the least progressed rows where needed.
-
-        Says whether anybody lost its blocks: if so nobody is admitted in this tick, or blocks would go to and fro.
-        """
+        Says whether anybody lost its blocks: if so nobody is admitted in this tick, or blocks would go to and fro."""
         any_reclaimed, block_size, cache = False, self._tables.block_size, self._tables.prefix_cache
         num_evicted = cache.evictions_lru
         # A row that decodes has blocks for all its tokens but the newest, which may be the first of the next block.
@@ -211,10 +209,12 @@ class Scheduler:
 
         A request is admitted only into a tick that computes some of it. So its blocks are not held in advance, and the
         copy it needs is made by a forward whose failure it would share. Gives the number of tokens by request, and the
-        copies (source block, target block) of the new admissions.
-        """
+        copies (source block, target block) of the new admissions."""
         config, num_decoding = self._config, len(self._seats.decoding)
         num_parked = len(self._seats.running) - num_decoding
+        if not num_parked and not self._queue:
+            self._pace.hold_back(False)
+            return [], []
         num_prompts = num_parked + (0 if self._seats.is_full else len(self._queue))
         chunk = policy.chunk_tokens(config, num_decoding, num_prompts)
         cap = policy.max_prefill_tokens(config.max_batch_prefill_tokens, config.max_batch_prefill, config.prefill_chunk)
