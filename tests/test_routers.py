@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.serving import ROOT, ServerProcess, free_port, serving, wait_ready
+from tests.serving import ROOT, ServerProcess, filled, free_port, serving, wait_for_load, wait_ready
 
 SEARCHED = f"{ROOT}/.routers/bin:{os.environ['PATH']}"
 STORY = {"model": "tiny", "prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
@@ -73,24 +73,6 @@ def completed(servers: list[ServerProcess]) -> list[int]:
     return [server.http.get("/health").json()["batch"]["total_completed"] for server in servers]
 
 
-@contextmanager
-def filled(server: ServerProcess) -> Iterator[None]:
-    """A server all of whose places are taken, by somebody who did not come through the router."""
-    body = STORY | {"max_tokens": 14000, "stream": True}
-    with ExitStack() as stack:
-        for _ in range(PLACES):
-            # Its headers are sent when a request takes its place.
-            stack.enter_context(httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120))
-        yield
-
-
-def wait_for_load(server: ServerProcess, num_running: int) -> None:
-    deadline = time.monotonic() + 60
-    while server.http.get("/health").json()["batch"]["active_sequences"] != num_running:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
 def test_a_router_keeps_prefixes_together_and_goes_round_servers_that_are_full_draining_or_dead(
     kind: str, tiny_model_dir: Path, tmp_path: Path
@@ -117,7 +99,7 @@ def test_a_router_keeps_prefixes_together_and_goes_round_servers_that_are_full_d
         assert sorted(counts) == [0, 0, 6], "who begins alike meets at one server"
 
         favourite = servers[counts.index(6)]
-        with filled(favourite):
+        with filled(favourite, PLACES):
             assert ask(favourite.url, "Hi") == 503
             asked = [ask(url, "The lion and the castle. " * 40 + str(number)) for number in range(12)]
             assert asked == [200] * 12, "a full server is passed over"
