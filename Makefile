@@ -40,9 +40,10 @@ determinism: ## play 1,000 random schedules in deterministic mode; every request
 	@ops/setup.sh dev
 	$(PYTHON) -m loadtest.determinism --schedules 1000
 
-test-deploy: ## only the tests of the fleet: hosts of their own over ssh, balancer, alerts (root, Linux)
+test-deploy: ## only the tests of the fleet: hosts of their own over ssh, gateways, alerts, image (root, Linux)
 	@ops/setup.sh dev
-	$(PYTHON) -m pytest tests/test_rollout.py tests/test_deploy_files.py tests/test_monitoring.py
+	$(PYTHON) -m pytest tests/test_rollout.py tests/test_deploy_files.py tests/test_monitoring.py \
+		tests/test_balancer.py tests/test_routers.py tests/test_image.py
 
 routers: ## install the gateways of ops/routers into .routers (Linux), for a gateway or for their tests
 	@[ -x .routers/bin/pip ] || python3 -m venv .routers
