@@ -154,9 +154,7 @@ def container(podman: Podman, image: dict[str, Any], tiny_model_dir: Path) -> It
         while not is_ready(http):
             assert time.monotonic() < began_s + 120, podman("logs", "server")
             time.sleep(0.05)
-        print(
-            f"image: {image['Size'] / 2**20:.0f} MiB without a model; ready {time.monotonic() - began_s:.1f} s after it began"
-        )
+        print(f"image: {image['Size'] / 2**20:.0f} MiB bare; ready {time.monotonic() - began_s:.1f} s after its start")
         yield Container(podman, "server", http)
 
 
