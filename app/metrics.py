@@ -81,7 +81,13 @@ COUNTERS: tuple[tuple[str, str, Callable[[Snapshot], float]], ...] = (
 
 LABELLED: tuple[tuple[str, str, str, Callable[[Snapshot], Values]], ...] = (
     ("batch_sequences_completed", "Requests finished.", "reason", lambda s: dict(s.counters.completed)),
-    ("batch_preemptions", "Running requests sent back to the queue.", "cause", lambda s: dict(s.counters.preemptions)),
+    (
+        "batch_preemptions",
+        "Running requests sent back to the queue.",
+        "cause",
+        # Every cause from the beginning: a rate does not see a series begin, and the first storm would be missed.
+        lambda s: {"fault": 0, "priority": 0, "reclaim": 0} | s.counters.preemptions,
+    ),
     ("prompt_cache_misses", "Admissions that adopted nothing.", "reason", lambda s: dict(s.prefix.misses)),
     (
         "prompt_cache_evictions",
