@@ -11,7 +11,7 @@ LOCK := env -u PIP_FIND_LINKS $(UV) pip compile --quiet --universal --generate-h
 	--no-config --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-deploy bench figures determinism format docs wheelhouse sums image compose-up \
+.PHONY: help serve test test-deploy bench loadtest loadtest-smoke figures determinism format docs wheelhouse sums image compose-up \
 	compose-down mac-contract lock clean
 
 help: ## show this list
@@ -31,6 +31,14 @@ test: ## set up what is missing, then lint, types and tests
 bench: ## time this server against mlx-lm's own, side by side; run nothing else meanwhile
 	@ops/setup.sh dev
 	$(PYTHON) -m loadtest.bench
+
+loadtest-smoke: ## under three minutes: back-pressure, gain of batching, fairness, leaving users, drain
+	@ops/setup.sh dev
+	$(PYTHON) -m loadtest run smoke
+
+loadtest: ## every scenario against a server of the embedded model, an hour or so; run nothing else meanwhile
+	@ops/setup.sh dev
+	$(PYTHON) -m loadtest run all
 
 figures: ## measure single mechanisms, one table each; run nothing else meanwhile
 	@ops/setup.sh dev

@@ -31,7 +31,7 @@ SHOWN = (
 )
 
 
-def compare(scenario: Scenario, options: Options, peer_url: str | None, with_blas: bool = True) -> str:
+def compare(scenario: Scenario, options: Options, peer_url: str | None) -> str:
     """Run against our server and then against the peer: the server at ``peer_url``, or mlx-lm's own, started here with
     the same model. Returns a table.
 
@@ -45,7 +45,7 @@ def compare(scenario: Scenario, options: Options, peer_url: str | None, with_bla
     else:
         model = unpacked(options.out) if options.model == "embedded" else Path(options.model)
         rows = int(scenario.server["N_PARALLEL"])
-        contestant = peer(model, rows, with_blas)
+        contestant = peer(model, rows, with_blas=True)
         # It knows no ignore_eos: end tokens are biased away instead.
         fields = f'{{"logit_bias": {str(END_TOKENS).replace(chr(39), chr(34))}}}'
         ours = replace(ours, model=str(model))

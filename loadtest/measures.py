@@ -30,6 +30,8 @@ def measure(run: Run, scenario: Scenario) -> Measures:
             measures |= _named(waits([one for one in run.exchanges if one.kind == kind.name]), kind.name)
     if scenario.intruder is not None:
         measures |= beside(run.exchanges, scenario.intruder)
+    if all(kind.once for kind in scenario.kinds):
+        measures["in_turn"] = in_turn(run.exchanges)
     if (recovery_s := recovery(run)) is not None:
         measures["recovery_s"] = recovery_s
     for name, (over, under) in scenario.ratios.items():
@@ -89,6 +91,13 @@ def fairness(exchanges: Sequence[Exchange]) -> float:
     means = [statistics.mean(values) for values in by_user.values()]
     squares = sum(mean**2 for mean in means)
     return sum(means) ** 2 / (len(means) * squares) if squares else 1.0
+
+
+def in_turn(exchanges: Iterable[Exchange]) -> float:
+    """Rank correlation of sending and first tokens: 1 when first come is first served, 0 when there is no order."""
+    sent = [one.ttft_s + one.at_s for one in exchanges if one.is_good and one.ttft_s is not None]
+    order = sorted(range(len(sent)), key=sent.__getitem__)
+    return statistics.correlation(range(len(order)), order) if len(order) > 1 else 1.0
 
 
 def rates(exchanges: Iterable[Exchange], begin_s: float, end_s: float) -> Measures:

@@ -25,6 +25,7 @@ from loadtest.validity import faults
 from loadtest.verdict import Verdict, judge, objectives
 
 STOP_TIMEOUT_S = 900  # how long requests that are open at the end of the shape may take
+RAW = "client.jsonl"
 OF_METRICS = frozenset({"slots_held", "blocks_held", "queued", "pool_peak_share"})
 
 
@@ -55,6 +56,7 @@ def perform(scenario: Scenario, options: Options) -> tuple[Run, Verdict]:
     scenario = scenario.small_one() if options.small else scenario
     folder = (options.out / scenario.name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / RAW).unlink(missing_ok=True)
     wanted = objectives(scenario.name, options.small)
     run = Run()
     with _target(scenario, options, folder) as server:
@@ -62,13 +64,13 @@ def perform(scenario: Scenario, options: Options) -> tuple[Run, Verdict]:
         with client(server.url, api_key) as http:
             model = server.model or str(http.get("/v1/models").raise_for_status().json()["data"][0]["id"])
             watch = Watch(http, folder / "server.jsonl", server.pid)
-            drain = _Drain(server, scenario.drain_after_s)
+            drain = _Drain(server, scenario.drain_after_s, folder / RAW)
             with watch, drain:
                 _run_locust(scenario, options, folder, server.url, model, api_key)
         run.drained_s = drain.drained_s
     is_ours = options.host is None and options.contestant is None
     run.exit_code = server.exit_code if is_ours else None
-    for name in ("client.jsonl", "server.jsonl"):
+    for name in (RAW, "server.jsonl"):
         run.add(record.read(folder / name))
     measures = measure(run, scenario)
     unknowable = frozenset() if is_ours else frozenset({"exit_code"})
@@ -144,13 +146,11 @@ def _run_locust(scenario: Scenario, options: Options, folder: Path, url: str, mo
         "SHAPE": "small" if options.small else "full",
         "TIME": repr(options.time),
         "LOAD": repr(options.load),
-        "RAW": str(folder / "client.jsonl"),
+        "RAW": str(folder / RAW),
         "MODEL": model,
         "API_KEY": api_key or "",
         "FIELDS": options.fields,
     }
-    raw = folder / "client.jsonl"
-    raw.unlink(missing_ok=True)
     command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "--only-summary"]
     command += ["--host", url, "--stop-timeout", str(STOP_TIMEOUT_S), "--html", str(folder / "locust.html")]
     log = folder / "locust.log"
@@ -164,28 +164,34 @@ def _run_locust(scenario: Scenario, options: Options, folder: Path, url: str, mo
             stdin=subprocess.DEVNULL,
             check=False,  # locust's exit code only tells of failed requests: the lines tell better
         )
-    if not raw.exists():
+    if not (folder / RAW).exists():
         raise RuntimeError(f"locust could not be run; see {log}")
 
 
 class _Drain:
-    """Tells the server to end, some seconds after the block has begun; does nothing for a server not started here."""
+    """Tells the server to end ``after_s`` seconds after the first users have come, which ``raw`` tells. Does nothing
+    without such a time, and for a server that was not started here."""
 
-    def __init__(self, server: Running, after_s: float | None) -> None:
+    def __init__(self, server: Running, after_s: float | None, raw: Path) -> None:
         self.drained_s: float | None = None
-        self._server = server
-        self._timer = None if after_s is None or server.pid is None else threading.Timer(after_s, self._end)
+        self._server, self._after_s, self._raw = server, after_s, raw
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._wait, daemon=True)
 
-    def _end(self) -> None:
-        self.drained_s = time.time()
-        self._server.terminate()
+    def _wait(self) -> None:
+        while not (self._raw.exists() and self._raw.stat().st_size):
+            if self._over.wait(0.1):
+                return
+        if not self._over.wait(self._after_s):
+            self.drained_s = time.time()
+            self._server.terminate()
 
     def __enter__(self) -> _Drain:
-        if self._timer is not None:
-            self._timer.start()
+        if self._after_s is not None and self._server.pid is not None:
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer.join()
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()

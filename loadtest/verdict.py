@@ -75,12 +75,13 @@ class Objectives:
 def objectives(scenario: str, small: bool, path: Path = SLO) -> Objectives:
     """Raises KeyError or tomllib.TOMLDecodeError for a file that lacks a section it must have, or is none."""
     slo: dict[str, Any] = tomllib.loads(path.read_text())
-    own = slo.get("small", {}).get(scenario, {}) if small else slo.get(scenario, {})
+    shorter = slo["small"]
+    own = shorter.get(scenario, {}) if small else slo.get(scenario, {})
     agreement, baseline = slo["agreement"], slo["baseline"]
     return Objectives(
         at_most={**slo["default"].get("at_most", {}), **own.get("at_most", {})},
         at_least={**slo["default"].get("at_least", {}), **own.get("at_least", {})},
-        client=ClientLimits(**slo["client"]),
+        client=ClientLimits(**slo["client"] | (shorter.get("client", {}) if small else {})),
         ttft_share=agreement["ttft_share"],
         ttft_floor_s=agreement["ttft_floor_s"],
         worse=baseline["worse"],
