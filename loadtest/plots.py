@@ -10,8 +10,6 @@ from loadtest.measures import Measures
 from loadtest.record import Run
 from loadtest.scenario import Scenario
 
-BIN_S = 1.0
-
 
 def plots(run: Run, scenario: Scenario, measures: Measures) -> dict[str, str]:
     """SVG elements by title, only of those plots for which there is something to show."""
@@ -90,7 +88,8 @@ def _throughput(scenario: Scenario, measures: Measures) -> Draw | None:
         axes.plot(*zip(*points, strict=True), marker="o")
         axes.set(xlabel="users", ylabel="tokens/s out", xlim=(0, None), ylim=(0, None))
 
-    return draw if len({num_users for num_users, _ in points}) > 1 else None
+    users = [num_users for num_users, _ in points]
+    return draw if len(users) > 1 and users == sorted(set(users)) else None
 
 
 def _occupancy(run: Run) -> Draw | None:
@@ -117,8 +116,8 @@ def _refusals(run: Run) -> Draw | None:
 
     def draw(axes: Any) -> None:
         last_s = max(one.at_s for one in run.exchanges) - start_s
-        num_bins = max(1, round(last_s / BIN_S))
-        axes.hist(at_s, bins=num_bins, range=(0, max(last_s, BIN_S)))
+        num_bins = int(last_s) + 1  # a second each
+        axes.hist(at_s, bins=num_bins, range=(0, num_bins))
         axes.set(xlabel="seconds", ylabel="503s a second", xlim=(0, None))
 
     return draw if at_s else None

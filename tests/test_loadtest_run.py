@@ -16,9 +16,10 @@ import httpx
 import pytest
 
 from loadtest.record import Run, read
+from loadtest.scrape import samples
 from tests.serving import ROOT, ServerProcess, free_port, serving
 
-PATIENCE_S = 240
+PATIENCE_S = 480
 
 
 def loadtest(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -127,7 +128,7 @@ def test_two_servers_side_by_side(quick: ServerProcess, tiny_model_dir: Path, tm
 def test_workers_send_their_lines_to_the_master(quick: ServerProcess, tmp_path: Path) -> None:
     raw = tmp_path / "raw.jsonl"
     options = ("--headless", "--processes", "2", "--only-summary", "--stop-timeout", "60", "--host", quick.url)
-    port = str(free_port())
+    port, before = str(free_port()), completed(quick)
     process = locust(
         *options, "--master-bind-port", port, "--master-port", port, SCENARIO="steady", TIME="0.05", RAW=str(raw)
     )
@@ -135,6 +136,7 @@ def test_workers_send_their_lines_to_the_master(quick: ServerProcess, tmp_path: 
     run = Run().add(read(raw))
     good = [one for one in run.exchanges if one.is_good]
     assert len({one.user for one in good}) == 8, "the users of both workers"
+    assert len(good) == completed(quick) - before, "not one is missing"
     assert all(one.num_new == 48 for one in good)
     assert [stage.name for stage in run.stages] == ["steady", "end"]
 
@@ -152,6 +154,12 @@ def test_the_web_page_starts_and_stops_users(quick: ServerProcess) -> None:
     finally:
         process.terminate()
         process.wait(30)
+
+
+def completed(server: ServerProcess) -> int:
+    """Answers that the server has brought to their ends."""
+    counted = samples(server.http.get("/metrics").text)
+    return int(counted.get("mlxcel_batch_sequences_completed_total{reason=length}", 0))
 
 
 def answers(http: httpx.Client) -> bool:
