@@ -20,6 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))  # locust puts only this file's own folder there
 
 from locust import LoadTestShape, events
+from locust.runners import WORKER_REPORT_INTERVAL, MasterRunner
 
 from loadtest.journal import Journal
 from loadtest.record import StageBegin
@@ -48,24 +49,34 @@ if setting("SHAPE", "full") != "none":
         """The scenario's stages, one after the other. All users of a stage come, and go, at once."""
 
         stage = -1
-
-        def reset_time(self) -> None:
-            super().reset_time()
-            self.stage = -1
+        empty_s: float | None = None  # when the last user had gone
 
         def tick(self) -> tuple[int, float] | None:
             left_s = self.get_run_time()
             for i, stage in enumerate(SCENARIO.shape):
                 if left_s < stage.for_s:
-                    if i != self.stage:
-                        self.stage = i
-                        JOURNAL.write(StageBegin(stage.name, time.time(), stage.num_users))
+                    self.enter(i, stage.name, stage.num_users)
                     return stage.num_users, float(MOST_USERS)
                 left_s -= stage.for_s
-            JOURNAL.write(StageBegin("end", time.time(), 0))
-            return None
+            return self.finish()
+
+        def enter(self, i: int, name: str, num_users: int) -> None:
+            if i != self.stage:
+                self.stage, self.empty_s = i, None
+                JOURNAL.write(StageBegin(name, time.time(), num_users))
+
+        def finish(self) -> tuple[int, float] | None:
+            """Let all users go before the test is over: a master does not wait for the last words of its workers."""
+            self.enter(len(SCENARIO.shape), "end", 0)
+            if self.get_current_user_count():
+                return 0, float(MOST_USERS)
+            self.empty_s = self.empty_s or time.monotonic()
+            wait_s = 2 * WORKER_REPORT_INTERVAL if isinstance(self.runner, MasterRunner) else 0.0
+            return None if time.monotonic() - self.empty_s >= wait_s else (0, float(MOST_USERS))
 
 
 @events.init.add_listener
 def attach(environment: Any, **_: Any) -> None:
     JOURNAL.attach(environment)
+    if shape := environment.shape_class:
+        environment.events.test_stop.add_listener(lambda **_: setattr(shape, "stage", -1))  # for the next start
