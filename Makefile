@@ -15,7 +15,7 @@ LOCK := env -u PIP_FIND_LINKS $(UV) pip compile --quiet --universal --generate-h
 	compose-down mac-contract lock clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 serve: ## set up what is missing, then serve the embedded model on 127.0.0.1:8080
 	@ops/setup.sh serve
@@ -36,7 +36,7 @@ loadtest-smoke: ## under three minutes: back-pressure, gain of batching, fairnes
 	@ops/setup.sh dev
 	$(PYTHON) -m loadtest run smoke
 
-loadtest: ## every scenario against a server of the embedded model, an hour or so; run nothing else meanwhile
+loadtest: ## every scenario against a server of the embedded model, 75 minutes; run nothing else meanwhile
 	@ops/setup.sh dev
 	$(PYTHON) -m loadtest run all
 
