@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -61,17 +60,25 @@ class Timings:
 # How many news of a completion may wait to be read, before its requests are cancelled.
 MAX_UNREAD = 4096
 
-# Queue time and TTFT (None: never got there), gaps between tokens, end-to-end latency; all in seconds.
-ObserveRequest = Callable[[float | None, float | None, Sequence[float], float], None]
+# Queue time and TTFT, gaps between tokens, end-to-end latency; all in seconds, None: never got there.
+ObserveRequest = Callable[[float | None, float | None, Sequence[float], float | None], None]
 
 
 class Choice:
     """The text of one answer, as it grows out of its tokens."""
 
     def __init__(
-        self, index: int, request: Request, vocabulary: Vocabulary, stop: Sequence[str], continues: bool
+        self,
+        index: int,
+        request: Request,
+        vocabulary: Vocabulary,
+        stop: Sequence[str],
+        continues: bool,
+        is_first: bool = True,
     ) -> None:
+        """``is_first``: of the answers to its prompt, which is counted once."""
         self.index = index
+        self.is_first = is_first
         self.request_id = request.id
         self.arrived_s = request.arrival_s
         self.admitted_s: float | None = None
@@ -174,7 +181,7 @@ class Completion:
                     raise failure
                 if isinstance(news, Admitted):
                     choice.admitted_s = news.at_s
-                    self.usage.cached_tokens += news.num_cached
+                    self.usage.cached_tokens += news.num_cached if choice.is_first else 0
                 elif isinstance(news, Token):
                     with _making_text(choice):
                         delta, stopped = choice.take(news)
@@ -215,7 +222,7 @@ class Completion:
             None if choice.admitted_s is None else choice.admitted_s - choice.arrived_s,
             times[0] - choice.arrived_s if times else None,
             [late - early for early, late in itertools.pairwise(times)],
-            time.monotonic() - choice.arrived_s,
+            times[-1] - choice.arrived_s if times else None,
         )
 
 

@@ -48,14 +48,16 @@ def finish(scheduler: Scheduler, request_id: int, num_output: int) -> list[News]
 
 def refuse_waiting(scheduler: Scheduler) -> list[News]:
     """A drain begins: who has no slot yet gets none."""
-    waiting = [request.id for request in scheduler.waiting()]
-    cancel(scheduler, waiting)
-    return [Refused(request_id, Unavailable("Draining")) for request_id in waiting]
+    return [_refuse(scheduler, request, Unavailable("Draining")) for request in scheduler.waiting()]
 
 
 def expire(scheduler: Scheduler, timeout_s: float) -> list[News]:
     """Refuse the requests that have waited for their slot longer than ``timeout_s``."""
     now = time.monotonic()
     late = scheduler.waiting(arrived_before_s=now - timeout_s)
-    cancel(scheduler, [request.id for request in late])
-    return [Refused(request.id, QueueTimeout(now - request.arrival_s)) for request in late]
+    return [_refuse(scheduler, request, QueueTimeout(now - request.arrival_s)) for request in late]
+
+
+def _refuse(scheduler: Scheduler, request: Request, error: MlxcelError) -> Refused:
+    scheduler.finish(request.id, FinishReason.REFUSED, 0, time.monotonic())
+    return Refused(request.id, error)

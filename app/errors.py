@@ -48,10 +48,10 @@ class Overloaded(MlxcelError):
 
 
 class QueueTimeout(Overloaded):
-    """The request waited for a slot longer than it may."""
+    """The request waited to be admitted longer than it may."""
 
     def __init__(self, waited_s: float) -> None:
-        super().__init__(f"The request waited {waited_s:.0f} s for a slot. Retry later.")
+        super().__init__(f"The request waited {waited_s:.0f} s to be admitted. Retry later.")
 
 
 class MemoryShortage(MlxcelError):

@@ -35,7 +35,7 @@ class Observed(Protocol):
 
 GAUGES: tuple[tuple[str, str, Callable[[Snapshot, int], float]], ...] = (
     ("slots", "Seats for running requests.", lambda s, _: len(s.slots)),
-    ("slots_available", "Seats nobody sits in.", lambda s, _: sum(view.request_id is None for view in s.slots)),
+    ("slots_available", "Seats nobody sits in.", lambda s, _: sum(not view.is_busy for view in s.slots)),
     ("queue_depth", "Requests waiting for a slot.", lambda s, _: s.num_queued),
     ("batch_current_size", "Requests that hold a slot.", lambda s, _: s.num_active),
     ("cache_pool_paged_block_size", "Tokens in a block.", lambda s, _: s.pool.block_size),
@@ -44,7 +44,11 @@ GAUGES: tuple[tuple[str, str, Callable[[Snapshot, int], float]], ...] = (
     ("cache_pool_paged_blocks_free", "Blocks held by no request.", lambda s, _: s.pool.free),
     ("cache_pool_paged_bytes_reserved", "Bytes of the pool.", lambda s, size: s.pool.num_blocks * size),
     ("cache_pool_paged_bytes_in_use", "Bytes of blocks held by a request.", lambda s, size: s.pool.live * size),
-    ("cache_pool_paged_block_budget", "Most blocks the pool may have.", lambda s, _: s.pool.num_blocks),
+    (
+        "cache_pool_paged_block_budget",
+        "Most blocks the pool may have; without a budget, those it has.",
+        lambda s, _: s.pool.num_blocks,
+    ),
     ("prompt_cache_entries", "Blocks that a prefix key leads to.", lambda s, _: s.prefix.entries),
     ("prompt_cache_bytes", "Bytes of free blocks that can be adopted.", lambda s, size: s.pool.cached * size),
 )
@@ -59,8 +63,13 @@ COUNTERS: tuple[tuple[str, str, Callable[[Snapshot], float]], ...] = (
     ("batch_prefill_chunks", "Prefill chunks run.", lambda s: s.counters.prefill_chunks),
     ("batch_mixed_steps", "Ticks with decoding rows and a chunk.", lambda s: s.counters.mixed_steps),
     ("batch_prefill_grants", "Chunks let in beside live decode.", lambda s: s.counters.prefill_grants),
+    ("batch_reclaim_passes", "Ticks in which decode took a block.", lambda s: s.counters.reclaim_passes),
     ("prompt_cache_hits", "Admissions that adopted a prefix.", lambda s: s.prefix.hits),
-    ("prompt_cache_prefix_tokens_reused", "Prompt tokens not computed again.", lambda s: s.prefix.tokens_reused),
+    (
+        "prompt_cache_prefix_tokens_reused",
+        "Tokens adopted in place of being computed.",
+        lambda s: s.prefix.tokens_reused,
+    ),
 )
 
 LABELLED: tuple[tuple[str, str, str, Callable[[Snapshot], Values]], ...] = (
@@ -124,7 +133,7 @@ class Metrics:
         self._responses.labels(f"{status // 100}xx").inc()
 
     def observe_request(
-        self, queue_s: float | None, ttft_s: float | None, itl_s: Sequence[float], e2e_s: float
+        self, queue_s: float | None, ttft_s: float | None, itl_s: Sequence[float], e2e_s: float | None
     ) -> None:
         """Record one finished request. None: it never got that far."""
         if queue_s is not None:
@@ -133,7 +142,8 @@ class Metrics:
             self._ttft.observe(ttft_s)
         for gap_s in itl_s:
             self._itl.observe(gap_s)
-        self._e2e.observe(e2e_s)
+        if e2e_s is not None:
+            self._e2e.observe(e2e_s)
 
     def observe_tick(self, kind: Literal["decode", "prefill", "mixed"], seconds: float) -> None:
         self._tick.labels(kind).observe(seconds)

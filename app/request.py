@@ -49,6 +49,7 @@ class FinishReason(enum.Enum):
     CANCELLED = "cancelled"
     ERROR = "error"
     NO_MEMORY = "no_memory"
+    REFUSED = "refused"
 
 
 LEGAL_MOVES: dict[State, frozenset[State]] = {

@@ -48,7 +48,7 @@ class Runtime:
         self._recordings = Recordings(settings.record_dir or settings.cache_dir / "recordings")
         self._worker = Worker(
             self._load,
-            settings.n_parallel + settings.max_queue_depth,
+            settings.batch_rows + settings.max_queue_depth,
             settings.tick_timeout,
             lambda kind, seconds: self.metrics.observe_tick(kind, seconds),
             settings.queue_timeout,
@@ -108,7 +108,7 @@ class Runtime:
             settings.kv_cache_budget,
             bytes_per_token=loaded.kv_bytes_per_token,
             block_size=block_size,
-            num_slots=settings.n_parallel,
+            num_slots=settings.batch_rows,
             window_tokens=n_ctx,
             available_bytes=loader.memory_bytes(loaded.weight_bytes),
             weight_bytes=loaded.weight_bytes,
@@ -117,7 +117,9 @@ class Runtime:
         engine = Engine(loaded, size.num_blocks, block_size, settings.sdpa_deterministic)
         log.info("Model %s decode path: native batched forward", loaded.path.name)
         most_tokens = n_ctx if settings.kv_cache_budget == "none" else size.num_blocks * block_size
-        self._open(loaded, n_ctx, most_tokens, loaded.kv_bytes_per_token * block_size)
+        if most_tokens < n_ctx:
+            log.warning("the KV budget holds less than a window of %d tokens: a slot has %d", n_ctx, most_tokens)
+        self._open(loaded, min(n_ctx, most_tokens), most_tokens, loaded.kv_bytes_per_token * block_size)
         return engine, self._scheduler(size.num_blocks, block_size)
 
     def _scheduler(self, num_blocks: int, block_size: int) -> Scheduler:
@@ -126,7 +128,7 @@ class Runtime:
         ttl_s = settings.prompt_cache_ttl or None
         cache = PrefixCache(pool, block_size, settings.prompt_cache, settings.prompt_cache_min_prefix, ttl_s)
         config = SchedulerConfig(
-            num_slots=settings.n_parallel,
+            num_slots=settings.batch_rows,
             max_batch_size=settings.batch_rows,
             prefill_chunk=settings.prefill_chunk,
             max_batch_prefill=settings.max_batch_prefill,

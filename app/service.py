@@ -126,7 +126,7 @@ class Service:
                     cache_salt=ask.cache_salt,
                 )
                 requests.append(request)
-                choices.append(Choice(len(choices), request, vocabulary, ask.stop, continues))
+                choices.append(Choice(len(choices), request, vocabulary, ask.stop, continues, is_first=i == 0))
         num_prompt = sum(map(len, prompts))
         if ask.reserve is not None:
             ask.reserve(num_prompt + sum(request.max_tokens for request in requests))
@@ -146,7 +146,8 @@ class Service:
             raise InvalidRequest("The prompt is empty.", param)
         if len(prompt) >= card.n_ctx:
             raise InvalidRequest(
-                f"The prompt has {len(prompt)} tokens, and the context window of a slot is {card.n_ctx} tokens.",
+                f"The prompt has {len(prompt)} tokens, and the context window of a slot is {card.n_ctx} tokens,"
+                " at least one of them for the answer.",
                 param,
                 "context_length_exceeded",
             )
@@ -160,7 +161,7 @@ class Service:
                 f" and the whole KV budget is {card.most_tokens} tokens.",
                 param,
             )
-        room = min(card.n_ctx, card.most_tokens) - len(prompt)
+        room = card.n_ctx - len(prompt)
         return room if max_tokens is None else min(max_tokens, room)
 
     # ---- what there is to see ----

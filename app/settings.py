@@ -82,7 +82,9 @@ class Settings(BaseSettings):
     strict_fields: bool = Field(False, description="refuse request fields that no API knows, instead of naming them")
 
     no_batch: bool = Field(False, description="one slot with the whole context")
-    max_batch_size: int | None = Field(None, ge=1, description="most rows in one tick; unset: as many as slots")
+    max_batch_size: int | None = Field(
+        None, ge=1, description="most rows in one tick, and so most slots; unset: as many as slots"
+    )
     n_parallel: int = Field(
         default_factory=lambda data: 1 if data["no_batch"] else max(4, data["max_batch_size"] or 0),
         ge=1,
@@ -103,7 +105,7 @@ class Settings(BaseSettings):
     prefill_grant_interval: int = Field(
         16, ge=0, description="ticks in a row that the ITL budget may put a chunk off; 0: any number"
     )
-    itl_budget_ms: Annotated[float | None, Field(gt=0)] = Field(
+    itl_budget_ms: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = Field(
         None, description="milliseconds a tick with decode may take: it makes chunks smaller; unset: any time"
     )
     max_batch_prefill: int = Field(4, ge=1, description="most prompts that prefill in one tick")

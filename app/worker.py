@@ -112,7 +112,7 @@ class Worker:
             raise Unavailable("Loading model" if self.status == "loading" else "Draining")
         if num_requests > self._capacity:
             raise InvalidRequest(
-                f"{num_requests} choices are asked for at once, and this server holds {self._capacity} requests"
+                f"n: {num_requests} answers are asked for at once, and this server holds at most {self._capacity}", "n"
             )
         if len(self._sinks) + num_requests > self._capacity:
             raise Overloaded
@@ -259,9 +259,9 @@ class Worker:
 
     def _tick(self, engine: Engine, scheduler: Scheduler) -> None:
         began_s = self._tick_began_s = time.monotonic()
-        if self._queue_timeout_s is not None:
-            self._publish(scheduler, errands.expire(scheduler, self._queue_timeout_s))
         plan = scheduler.plan(began_s)
+        if self._queue_timeout_s is not None:  # after planning, which may have given a slot to one that is late
+            self._publish(scheduler, errands.expire(scheduler, self._queue_timeout_s))
         if not plan.rows and not plan.num_blocks:
             return
         self.snapshot = scheduler.snapshot()

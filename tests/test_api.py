@@ -764,11 +764,11 @@ def test_one_model_by_each_of_its_names(name: str) -> None:
     assert call(make_app(), "GET", f"/v1/models/{name}").json()["id"] == "org/small"
 
 
-BUSY = SlotView(0, 7, 12, 12, 8, 3, 20, SamplingParams(temperature=0.5, seed=9, logit_bias=((3, 1.0),)))
+BUSY = SlotView(0, 7, 12, 12, 8, 3, 20, SamplingParams(temperature=0.5, seed=9, logit_bias=((3, 1.0),)), True)
 
 
 def test_slots_show_numbers_only() -> None:
-    left = SlotView(1, None, 5, 5, 0, 2, 2, SamplingParams())
+    left = SlotView(1, 6, 5, 5, 0, 2, 2, SamplingParams())
     app = make_app(ScriptedService(snap=Snapshot(slots=(BUSY, left, SlotView(2)))))
     busy, used, fresh = call(app, "GET", "/slots").json()
     assert fresh == {"id": 2, "n_ctx": 2048, "speculative": False, "is_processing": False}
@@ -785,6 +785,7 @@ def test_slots_show_numbers_only() -> None:
         "next_token": [{"has_next_token": True, "n_remain": 17, "n_decoded": 3}],
     }
     assert used["is_processing"] is False
+    assert used["id_task"] == 6
     assert used["next_token"] == [{"has_next_token": False, "n_remain": 0, "n_decoded": 2}]
 
 

@@ -170,7 +170,7 @@ def test_a_request_that_waits_too_long_is_refused(tiny_model_dir: Path, tmp_path
             late = [pool.submit(ask, server, ENDLESS | {"stream": stream}) for stream in (False, True)]
             for one in late:
                 assert one.result().status_code == 503
-                error = {"message": "The request waited 1 s for a slot. Retry later.", "type": "overloaded"}
+                error = {"message": "The request waited 1 s to be admitted. Retry later.", "type": "overloaded"}
                 assert one.result().json() == {"error": error}
                 assert one.result().headers["retry-after"]
             assert 1.0 <= time.monotonic() - began_s < 2.5

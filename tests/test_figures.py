@@ -47,6 +47,7 @@ def test_totals_are_those_of_the_named_counter() -> None:
     )
     assert totals(exposition, "mlxcel_batch_preemptions_total") == {"priority": 2, "reclaim": 13}
     assert totals(exposition, "mlxcel_batch_preemptions") == {}
+    assert totals(exposition, "mlxcel_prompt_cache_hits_total") == {"": 4}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from app.scheduler.snapshot import Counters, PoolView, PrefixView, SlotView, Sna
 from tests.scripted import ScriptedService
 
 SNAPSHOT = Snapshot(
-    slots=(SlotView(0, 7, sampling=SamplingParams()), SlotView(1)),
+    slots=(SlotView(0, 7, sampling=SamplingParams(), is_busy=True), SlotView(1)),
     num_active=1,
     num_queued=2,
     counters=Counters(
@@ -25,6 +25,7 @@ SNAPSHOT = Snapshot(
         prefill_chunks=11,
         mixed_steps=12,
         prefill_grants=13,
+        reclaim_passes=14,
         preemptions={"reclaim": 14},
     ),
     pool=PoolView(block_size=64, num_blocks=20, live=15, free=5, cached=2),
@@ -61,6 +62,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
         ("batch_prefill_chunks_total", {}, 11),
         ("batch_mixed_steps_total", {}, 12),
         ("batch_prefill_grants_total", {}, 13),
+        ("batch_reclaim_passes_total", {}, 14),
         ("batch_preemptions_total", {"cause": "reclaim"}, 14),
         ("cache_pool_paged_block_size", {}, 64),
         ("cache_pool_paged_blocks_allocated", {}, 20),

@@ -70,3 +70,11 @@ def test_a_chunk_with_its_own_overhead_settles_where_it_meets_the_budget():
         pace.observe(4, chunk, 0.05 + 0.04 + 0.001 * chunk)
         chunk = pace.chunk(512)
     assert 105 <= chunk <= 115
+
+
+def test_what_a_token_costs_alone_is_learned_from_ticks_without_decode():
+    pace = Pace(None, 16)
+    pace.observe(4, 100, 5.0)
+    assert pace.alone_s is None
+    pace.observe(0, 500, 1.0)
+    assert pace.alone_s == 0.002

@@ -18,8 +18,28 @@ def row(arrival: int, num_output: int, priority: int = 0) -> Request:
     [(None, 0, 2048), (None, 1, 512), (None, 9, 512), (64, 0, 64), (64, 3, 64), (4096, 1, 4096), (0, 0, 0), (0, 5, 0)],
 )
 def test_chunk_tokens(setting, num_decoding, tokens):
-    assert policy.chunk_tokens(setting, num_decoding) == tokens
-    assert policy.chunk_tokens(setting, num_decoding, 2) == (512 if setting is None else setting)
+    config = policy.SchedulerConfig(prefill_chunk=setting)
+    assert policy.chunk_tokens(config, num_decoding) == tokens
+    assert policy.chunk_tokens(config, num_decoding, 2) == (512 if setting is None else setting)
+    capped = policy.SchedulerConfig(prefill_chunk=setting, max_batch_prefill_tokens=40)
+    assert policy.chunk_tokens(capped, num_decoding) == (40 if setting is None else setting)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "token_s", "tokens"),
+    [
+        (2048, 0.0001, 2048),
+        (2048, 0.002, 500),
+        (0, 0.002, 500),
+        (100, 0.002, 100),
+        (2048, 10.0, 16),
+        (2048, 0.0, 2048),
+        (2048, None, 512),
+        (0, None, 512),
+    ],
+)
+def test_brief(num_tokens, token_s, tokens):
+    assert policy.brief(num_tokens, token_s) == tokens
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,8 @@ def test_a_start_with_the_real_model(model_dir: Path, tmp_path: Path) -> None:
             model=str(model_dir),
             model_alias="tiny,other",
             cache_dir=tmp_path,
-            ctx_size=2048,
-            kv_cache_budget="64M",
+            ctx_size=4096,
+            kv_cache_budget="32M",
             blas="none",
         )
         started = Runtime(settings)
@@ -91,9 +91,9 @@ def test_a_start_with_the_real_model(model_dir: Path, tmp_path: Path) -> None:
         assert service.status == "ready"
         card = service.card
         assert card.ids == ("tiny", "other")
-        assert card.n_ctx == 512
+        assert card.n_ctx == card.most_tokens == 704  # a window is 1024, of which the budget holds 11 blocks
         assert card.props["build_info"] == f"mlxcel-{runtime.VERSION}-{settings.fingerprint}"
-        assert 0 < card.most_tokens * card.bytes_per_block <= 64 * 2**20 * service.snapshot().pool.block_size
+        assert 0 < card.most_tokens * card.bytes_per_block <= 32 * 2**20 * service.snapshot().pool.block_size
         assert len(service.snapshot().slots) == settings.n_parallel
         completion = await service.complete(["1 2 3 4 5 6"], Ask(SamplingParams(temperature=0.0), max_tokens=2))
         assert "".join([delta.text async for delta in completion]).startswith(" 7")

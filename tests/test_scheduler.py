@@ -420,7 +420,7 @@ def test_the_snapshot_shows_slots_queue_and_totals():
     assert (counters.prompt_tokens, counters.completion_tokens) == (18, 12)
     assert (counters.prefill_tokens, counters.decode_tokens) == (18, 9)
     assert counters.prefill_chunks == 6
-    assert all(view.request_id is None for view in bench.scheduler.snapshot().slots)
+    assert not any(view.is_busy for view in bench.scheduler.snapshot().slots)
 
 
 def test_mixed_ticks_and_decode_steps_are_counted():
@@ -551,11 +551,7 @@ def test_nobody_is_admitted_into_a_tick_that_computes_nothing_of_it():
 
 
 def running(bench: Bench) -> list[tuple[int, int]]:
-    return [
-        (view.request_id, view.num_prompt_computed)
-        for view in bench.scheduler.snapshot().slots
-        if view.request_id is not None
-    ]
+    return [(view.request_id, view.num_prompt_computed) for view in bench.scheduler.snapshot().slots if view.is_busy]
 
 
 def test_a_chunk_is_held_back_and_granted_in_the_end():

@@ -286,7 +286,7 @@ class SchedulerLaws(RuleBasedStateMachine):
         live = self.live()
         assert snapshot.num_active + snapshot.num_queued == len(live), "no request is lost"
         assert snapshot.total_completed == len(self.all) - len(live)
-        seats = {view.id: view.request_id for view in snapshot.slots if view.request_id is not None}
+        seats = {view.id: view.request_id for view in snapshot.slots if view.is_busy}
         assert seats == {r.slot: r.id for r in live if r.slot is not None}
         if not live:
             assert self.scheduler.is_idle

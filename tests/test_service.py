@@ -509,7 +509,7 @@ def test_a_dead_engine_is_raised_to_the_reader() -> None:
         ([1] * 64, Ask(), r"\b64 tokens.* 64 tokens"),
         ([1] * 1000, Ask(max_tokens=1), r"\b1000 tokens.* 64 tokens"),
         ([1] * 28, Ask(max_tokens=101), r"\b28 tokens and 101 .*\b129 in all.* 128 tokens"),
-        ("p", Ask(n=9), r"^9 .* 8 "),
+        ("p", Ask(n=9), r"^n: 9 .* 8$"),
         ("p", Ask(stop=("",)), "stop"),
     ],
 )
@@ -536,12 +536,11 @@ def test_a_chat_prompt_too_long_names_the_field() -> None:
     go(body())
 
 
-def test_a_window_above_the_budget_ends_with_the_budget() -> None:
+def test_the_rest_of_the_window_is_what_is_generated_where_no_number_is_given() -> None:
     async def body() -> None:
-        card = replace(CARD, n_ctx=1000)
-        async with playing(ids("a") * 1000, card=card) as stage:
-            completion = await stage.service.complete([ids("p") * 100], Ask())
-            assert joined(await read(completion)) == ("a" * 28, "length")
+        async with playing(ids("a") * 1000) as stage:
+            completion = await stage.service.complete([ids("p") * 40], Ask())
+            assert joined(await read(completion)) == ("a" * 24, "length")
 
     go(body())
 

@@ -136,7 +136,7 @@ def test_capacity_is_all_or_none_and_refused_at_once() -> None:
         engine = PlayedEngine(num_steps=0)
         async with working(engine, capacity=4, num_slots=2, max_batch_size=2) as worker:
             mail, refused = Mailbox(), Mailbox()
-            with pytest.raises(InvalidRequest, match=r"^5 .* 4 "):
+            with pytest.raises(InvalidRequest, match=r"^n: 5 .* 4$"):
                 worker.submit([ask(i) for i in range(5)], refused)
             worker.submit([ask(1), ask(2), ask(3)], mail)
             with pytest.raises(Overloaded):
@@ -304,7 +304,7 @@ def test_a_request_that_waits_too_long_for_its_slot_is_refused() -> None:
             await until(lambda: ended(mail, 2))
             (refusal,) = mail.of(2)
             assert isinstance(refusal.error, Overloaded)
-            assert str(refusal.error) == "The request waited 0 s for a slot. Retry later."
+            assert str(refusal.error) == "The request waited 0 s to be admitted. Retry later."
             assert worker.snapshot.num_queued == 1
             engine.allow()
             await until(lambda: ended(mail, 1, 3))
@@ -541,7 +541,7 @@ def test_snapshot_is_replaced_after_each_tick() -> None:
             await until(lambda: ended(mail, 1))
             idle = worker.snapshot
             assert idle.num_active == idle.num_queued == idle.pool.live == 0
-            assert all(slot.request_id is None for slot in idle.slots)
+            assert not any(slot.is_busy for slot in idle.slots)
 
     go(body())
 

@@ -98,7 +98,7 @@ async def slots(request: Request) -> Response:
     if not wiring.settings.slots:
         raise FeatureOff("The slots route is turned off on this server.")
     views = wiring.service.snapshot().slots
-    if request.query_params.get("fail_on_no_slot") == "1" and all(view.request_id is not None for view in views):
+    if request.query_params.get("fail_on_no_slot") == "1" and all(view.is_busy for view in views):
         return _unavailable("no slot available")
     return _json([_slot(view, wiring.service.card.n_ctx) for view in views])
 
@@ -118,14 +118,12 @@ def _sampling(params: SamplingParams) -> dict[str, float]:
 
 def _slot(view: SlotView, n_ctx: int) -> dict[str, Any]:
     """Numbers and parameters only: a slot never shows what is asked or answered in it."""
-    busy = view.request_id is not None
-    slot: dict[str, Any] = {"id": view.id, "n_ctx": n_ctx, "speculative": False, "is_processing": busy}
-    if busy:
-        slot["id_task"] = view.request_id
-    if view.sampling is None:
-        return slot
+    slot: dict[str, Any] = {"id": view.id, "n_ctx": n_ctx, "speculative": False, "is_processing": view.is_busy}
     sampling = view.sampling
+    if sampling is None:
+        return slot
     return slot | {
+        "id_task": view.request_id,
         "n_prompt_tokens": view.num_prompt,
         "n_prompt_tokens_processed": view.num_prompt_computed,
         "n_prompt_tokens_cache": view.num_cached,
@@ -136,7 +134,11 @@ def _slot(view: SlotView, n_ctx: int) -> dict[str, Any]:
             **_sampling(sampling),
         },
         "next_token": [
-            {"has_next_token": busy, "n_remain": view.max_tokens - view.num_output, "n_decoded": view.num_output}
+            {
+                "has_next_token": view.is_busy,
+                "n_remain": view.max_tokens - view.num_output,
+                "n_decoded": view.num_output,
+            }
         ],
     }
 

@@ -9,7 +9,8 @@ KEPT = 0.75
 
 
 class Pace:
-    """Fading means of what a tick costs without prefill and of what a prefill token adds, in seconds.
+    """Fading means of what a tick costs without prefill, of what a prefill token adds to it, and of what one costs in
+    ticks of prefill alone, in seconds.
 
     A chunk's own overhead is counted in its tokens: the chunk that is chosen settles where it meets the budget.
     """
@@ -19,6 +20,7 @@ class Pace:
         self._grant_interval = grant_interval
         self._decode = _Mean()
         self._token = _Mean()
+        self._alone = _Mean()
         self._num_held_back = 0
 
     def chunk(self, chunk: int) -> int:
@@ -32,12 +34,19 @@ class Pace:
             return chunk
         return policy.affordable_chunk(chunk, self._budget_s, self._decode.value, self._token.value)
 
+    @property
+    def alone_s(self) -> float | None:
+        """Seconds a prefill token where nobody decodes; None while nothing is known."""
+        return self._alone.value if self._alone.is_known else None
+
     def hold_back(self, is_held_back: bool) -> None:
         """Count the ticks in a row in which prefill was wanted and not due."""
         self._num_held_back = self._num_held_back + 1 if is_held_back else 0
 
     def observe(self, num_decode: int, num_prefill: int, took_s: float) -> None:
         """Learn from a tick of so many decode rows and prefill tokens."""
+        if not num_decode:
+            self._alone.add(took_s, num_prefill)
         if num_prefill:
             self._token.add(max(took_s - self._decode.value, 0.0) if num_decode else took_s, num_prefill)
         else:

@@ -12,6 +12,8 @@ PreemptionPolicy = Literal["longest-first", "lowest-priority"]
 
 CHUNK_ALONE = 2048
 CHUNK_BESIDE_DECODE = 512
+# How long a tick of prefill alone should take, in seconds: whoever comes meanwhile waits for its end.
+PREFILL_TICK_S = 1.0
 # A chunk below this costs a tick and brings next to nothing.
 LEAST_CHUNK = 16
 # How often a request may be in a step that fails as a whole, and still be tried again.
@@ -40,14 +42,16 @@ class SchedulerConfig:
     preemption_policy: PreemptionPolicy = "longest-first"
 
 
-def chunk_tokens(setting: int | None, num_decoding: int, num_prompts: int = 1) -> int:
+def chunk_tokens(config: SchedulerConfig, num_decoding: int, num_prompts: int = 1) -> int:
     """How many tokens of one prompt may be computed in a tick; 0 means all of it. A setting pins it in every state.
 
     Large only for a prompt that is alone: others would wait for their next token, or their first, as long as it takes.
+    Never more than all prompts together may have, where that is set.
     """
-    if setting is not None:
-        return setting
-    return CHUNK_ALONE if not num_decoding and num_prompts <= 1 else CHUNK_BESIDE_DECODE
+    if config.prefill_chunk is not None:
+        return config.prefill_chunk
+    chunk = CHUNK_ALONE if not num_decoding and num_prompts <= 1 else CHUNK_BESIDE_DECODE
+    return min(chunk, config.max_batch_prefill_tokens or chunk)
 
 
 def max_prefill_tokens(setting: int | None, max_batch_prefill: int, chunk_setting: int | None) -> int:
@@ -65,6 +69,14 @@ def prefill_room(chunk: int, max_tokens: int, num_decoding: int) -> int | None:
     if chunk and num_decoding:
         return chunk
     return max(max_tokens, chunk) if max_tokens else None
+
+
+def brief(num_tokens: int, token_s: float | None) -> int:
+    """How much of a prefill of ``num_tokens`` (0: any number) one tick takes where nobody decodes: not more than
+    computes in ``PREFILL_TICK_S`` at ``token_s`` each, so that a short prompt is not held up by what began before it
+    came. None: nothing is known yet."""
+    most = CHUNK_BESIDE_DECODE if token_s is None else max(int(PREFILL_TICK_S / max(token_s, 1e-9)), LEAST_CHUNK)
+    return min(num_tokens or most, most)
 
 
 def affordable_chunk(chunk: int, budget_s: float, decode_s: float, token_s: float) -> int:

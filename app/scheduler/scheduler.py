@@ -158,8 +158,7 @@ class Scheduler:
 
     def lose_pool(self, plan: Plan, now: float) -> list[Event]:
         """In place of ``apply``, when the forward failed and took all K and V with it: whoever held blocks is requeued
-        with its tokens, but a row that was in such a step before ends with an error, since it may be the cause. Nothing
-        is left to adopt."""
+        with its tokens, but a row that was in such a step before ends with an error: it may be the cause."""
         events: list[Event] = []
         for row in plan.rows:
             request = self._seats[row.request_id]
@@ -193,7 +192,8 @@ class Scheduler:
 
         Says whether anybody lost its blocks: if so nobody is admitted in this tick, or blocks would go to and fro.
         """
-        any_reclaimed, block_size = False, self._tables.block_size
+        any_reclaimed, block_size, cache = False, self._tables.block_size, self._tables.prefix_cache
+        num_evicted = cache.evictions_lru
         # A row that decodes has blocks for all its tokens but the newest, which may be the first of the next block.
         for request in [each for each in self._seats.decoding if (len(each.tokens) - 1) % block_size == 0]:
             while request.state is State.DECODING:
@@ -203,28 +203,29 @@ class Scheduler:
                 except OutOfBlocks:
                     self._requeue(policy.reclaim_victim(self._seats.running), "reclaim")
                     any_reclaimed = True
+        self._counters = self._counters.with_reclaim(any_reclaimed or cache.evictions_lru > num_evicted)
         return any_reclaimed
 
     def _choose_chunks(self, may_admit: bool) -> tuple[list[tuple[Request, int]], list[tuple[int, int]]]:
         """Deal the tick's prefill tokens out to parked and queued requests, in one order of priority and arrival.
 
         A request is admitted only into a tick that computes some of it. So its blocks are not held in advance, and the
-        copy it needs is made by a forward whose failure it would share.
-
-        Returns:
-            Number of tokens by request, and the copies (source block, target block) of the new admissions.
+        copy it needs is made by a forward whose failure it would share. Gives the number of tokens by request, and the
+        copies (source block, target block) of the new admissions.
         """
         config, num_decoding = self._config, len(self._seats.decoding)
         num_parked = len(self._seats.running) - num_decoding
         num_prompts = num_parked + (0 if self._seats.is_full else len(self._queue))
-        chunk = policy.chunk_tokens(config.prefill_chunk, num_decoding, num_prompts)
+        chunk = policy.chunk_tokens(config, num_decoding, num_prompts)
+        cap = policy.max_prefill_tokens(config.max_batch_prefill_tokens, config.max_batch_prefill, config.prefill_chunk)
         if num_decoding and chunk:
             due = self._pace.chunk(chunk)
             self._pace.hold_back(not due and num_parked + len(self._queue) > 0)
             if not due:
                 return [], []
             chunk = due
-        cap = policy.max_prefill_tokens(config.max_batch_prefill_tokens, config.max_batch_prefill, config.prefill_chunk)
+        elif config.prefill_chunk is None:
+            chunk, cap = policy.brief(chunk, self._pace.alone_s), policy.brief(cap, self._pace.alone_s)
         room = policy.prefill_room(chunk, cap, num_decoding)
         admitted: dict[int, None] = {}
         copies: list[tuple[int, int]] = []
@@ -254,8 +255,7 @@ class Scheduler:
 
     def _make_way(self, request: Request) -> bool:
         """Whether the next request in line has a slot and its blocks. Where that is allowed and of use, rows of a lower
-        priority are pushed out for it; otherwise it waits, and all who stand behind it.
-        """
+        priority are pushed out for it; otherwise it waits, and all who stand behind it."""
         config, tables = self._config, self._tables
         while True:
             victims = policy.preemptible(self._seats.running, request) if config.enable_preemption else []

@@ -74,7 +74,7 @@ class Seats:
         if not is_sound:
             self._tables.withdraw(request.id)
         self._tables.release(request.id)
-        self._views[request.slot] = seat(request, request.slot)._replace(request_id=None)
+        self._views[request.slot] = seat(request, request.slot)._replace(is_busy=False)
         heapq.heappush(self._free, request.slot)
         request.slot = None
         del self._running[request.id]

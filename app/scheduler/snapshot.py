@@ -10,7 +10,7 @@ from app.request import Request, SamplingParams
 
 
 class SlotView(NamedTuple):
-    """One slot as ``/slots`` shows it. ``request_id`` is None while nobody sits in it."""
+    """One slot as ``/slots`` shows it. ``request_id`` is of who sits in it or sat there last; None: nobody ever did."""
 
     id: int
     request_id: int | None = None
@@ -20,6 +20,7 @@ class SlotView(NamedTuple):
     num_output: int = 0
     max_tokens: int = 0
     sampling: SamplingParams | None = None
+    is_busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Counters:
     mixed_steps: int = 0
     prefill_grants: int = 0
     preemptions: dict[str, int] = field(default_factory=dict)  # by cause: reclaim, priority, fault
+    reclaim_passes: int = 0
 
     def with_start(self, num_prompt: int) -> Counters:
         """After the first tick of a request with that many prompt tokens."""
@@ -50,6 +52,10 @@ class Counters:
     def with_requeue(self, cause: str) -> Counters:
         """After a running request went back to the queue."""
         return replace(self, preemptions=self.preemptions | {cause: self.preemptions.get(cause, 0) + 1})
+
+    def with_reclaim(self, any_taken: bool) -> Counters:
+        """After the blocks for decode were found, ``any_taken``: at the cost of a prefix key or of another row."""
+        return replace(self, reclaim_passes=self.reclaim_passes + 1) if any_taken else self
 
     def with_tick(self, num_decode: int, num_chunks: int, num_prefill: int) -> Counters:
         """After a tick with ``num_decode`` decode rows and ``num_prefill`` tokens in ``num_chunks`` prefill rows."""
@@ -116,6 +122,7 @@ def seat(request: Request, slot: int) -> SlotView:
         request.num_output,
         request.max_tokens,
         request.sampling,
+        is_busy=True,
     )
 
 

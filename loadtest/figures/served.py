@@ -81,9 +81,9 @@ def gaps_between(moments_s: Sequence[float], begin_s: float, end_s: float) -> li
 
 
 def totals(exposition: str, name: str) -> dict[str, int]:
-    """A labelled counter of a scrape: its values by the value of its only label."""
+    """A counter of a scrape: its values by the value of its only label, "" where it has none."""
     return {
-        next(iter(sample.labels.values())): int(sample.value)
+        next(iter(sample.labels.values()), ""): int(sample.value)
         for family in text_string_to_metric_families(exposition)
         for sample in family.samples
         if sample.name == name

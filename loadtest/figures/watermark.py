@@ -28,7 +28,7 @@ ELSEWHERE: dict[float, tuple[Cell, ...]] = {
     0.15: (1, 3, 9, "88"),
 }
 COLUMNS = (
-    *("watermark", "victims: reclaim", "other", "prefix keys evicted", "turns", "wall s"),
+    *("watermark", "victims: reclaim", "other", "reclaim passes", "prefix keys evicted", "turns", "wall s"),
     *("GB10 8B: preemptions", "reclaim passes", "turns", "wall s"),
 )
 
@@ -59,6 +59,7 @@ class Run:
     """One pass of all chats. ``num_tokens`` is what their last turns came to, all chats added up."""
 
     victims: dict[str, int]
+    passes: int
     evicted: int
     turns: int
     num_tokens: int
@@ -73,6 +74,7 @@ def measure(folder: Path, small: bool) -> Figure:
             float(watermark),
             run.victims.get("reclaim", 0),
             sum(number for cause, number in run.victims.items() if cause != "reclaim"),
+            run.passes,
             run.evicted,
             f"{run.turns} / {sizes.num_chats * sizes.num_turns}",
             run.wall_s,
@@ -89,8 +91,8 @@ def measure(folder: Path, small: bool) -> Figure:
         (
             f"The pool has {sizes.num_blocks} blocks of {sizes.block_size} tokens,"
             f" {sizes.num_blocks * sizes.block_size} in all; at their ends the chats have {last.num_tokens} together.",
-            "Victims are counted, by cause. Passes are not: one that takes two victims counts two, and one that finds"
-            " room by evicting prefix keys counts none; keys are also evicted at admission.",
+            "A pass is a tick in which a decoding row got a block at the cost of another row or of a prefix key; keys"
+            " are also evicted at admission.",
         ),
         asdict(sizes),
     )
@@ -119,7 +121,8 @@ async def _run(server: Running, sizes: Sizes) -> Run:
         exposition = (await http.get("/metrics")).text
     victims = totals(exposition, "mlxcel_batch_preemptions_total")
     evicted = totals(exposition, "mlxcel_prompt_cache_evictions_total")["lru"]
-    return Run(victims, evicted, sum(end[0] for end in ends), sum(end[1] for end in ends), wall_s)
+    passes = totals(exposition, "mlxcel_batch_reclaim_passes_total")[""]
+    return Run(victims, passes, evicted, sum(end[0] for end in ends), sum(end[1] for end in ends), wall_s)
 
 
 async def _chat(http: httpx.AsyncClient, model: str, sizes: Sizes, seed: int, num_words: int) -> tuple[int, int]:
