@@ -149,7 +149,7 @@ def test_the_web_page_starts_and_stops_users(quick: ServerProcess) -> None:
             wait_until(lambda: answers(http))
             assert http.post("/swarm", data={"user_count": 2, "spawn_rate": 2}).json()["success"]
             wait_until(lambda: {"POST", "TTFT", "ITL", "QUEUE"} <= shown(http))
-            http.get("/stop")
+            assert http.post("/stop").json()["success"]
             wait_until(lambda: http.get("/stats/requests").json()["state"] == "stopped")
     finally:
         process.terminate()
