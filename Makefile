@@ -11,11 +11,12 @@ LOCK := env -u PIP_FIND_LINKS $(UV) pip compile --quiet --universal --generate-h
 	--no-config --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-deploy routers bench figures determinism format docs wheelhouse sums image compose-up \
+.PHONY: help serve test test-deploy routers bench loadtest loadtest-smoke figures determinism format docs wheelhouse \
+	sums image compose-up \
 	compose-down mac-contract lock clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 serve: ## set up what is missing, then serve the embedded model on 127.0.0.1:8080
 	@ops/setup.sh serve
@@ -31,6 +32,14 @@ test: ## set up what is missing, then lint, types and tests
 bench: ## time this server against mlx-lm's own, side by side; run nothing else meanwhile
 	@ops/setup.sh dev
 	$(PYTHON) -m loadtest.bench
+
+loadtest-smoke: ## under three minutes: back-pressure, gain of batching, fairness, leaving users, drain
+	@ops/setup.sh dev
+	$(PYTHON) -m loadtest run smoke
+
+loadtest: ## every scenario against a server of the embedded model, 75 minutes; run nothing else meanwhile
+	@ops/setup.sh dev
+	$(PYTHON) -m loadtest run all
 
 figures: ## measure single mechanisms, one table each; run nothing else meanwhile
 	@ops/setup.sh dev

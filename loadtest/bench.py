@@ -47,7 +47,7 @@ for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"
 def main() -> None:
     options = _options()
     options.out.mkdir(parents=True, exist_ok=True)
-    model = options.model or _unpacked(options.out)
+    model = options.model or unpacked(options.out)
     levels = options.concurrency
     contestants = [ours(model, max(levels))]
     if options.peer:
@@ -90,7 +90,8 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _unpacked(out: Path) -> Path:
+def unpacked(out: Path) -> Path:
+    """The embedded model in float32 as a model directory under ``out``, made once."""
     target = out / "smollm2-float32"
     if not (target / "generation_config.json").exists():
         print("unpacking the embedded model to float32", file=sys.stderr)

@@ -23,16 +23,17 @@ PEER = "import sys, runpy; sys.argv[0] = 'mlx_lm'; runpy.run_module('mlx_lm', ru
 
 @dataclass(frozen=True)
 class Contestant:
-    """A server by name: the Python arguments that start it on a port, its variables, and what it calls its model (None:
-    it tells)."""
+    """A server by name: the Python arguments that start it on a port, its variables, what it calls its model (None: it
+    tells), and the key it wants."""
 
     name: str
     arguments: tuple[str, ...]
     variables: tuple[tuple[str, str], ...] = ()
     model: str | None = None
+    api_key: str | None = None
 
 
-def ours(model: Path | str, rows: int, name: str = "mlxcel", **settings: str) -> Contestant:
+def ours(model: Path | str, rows: int, name: str = "mlxcel", api_key: str | None = None, **settings: str) -> Contestant:
     """This server with ``rows`` slots and a KV budget of 512 MiB."""
     chosen = {
         "MODEL": str(model),
@@ -41,7 +42,7 @@ def ours(model: Path | str, rows: int, name: str = "mlxcel", **settings: str) ->
         "LOG_LEVEL": "warning",
     } | settings
     variables = tuple((f"MLXCEL_{key}", value) for key, value in chosen.items())
-    return Contestant(name, ("-m", "app", "serve", "--port", "{port}"), variables)
+    return Contestant(name, ("-m", "app", "serve", "--port", "{port}"), variables, api_key=api_key)
 
 
 def peer(model: Path, rows: int, with_blas: bool) -> Contestant:
@@ -55,13 +56,23 @@ def peer(model: Path, rows: int, with_blas: bool) -> Contestant:
 
 @dataclass
 class Running:
-    """A started server. ``peak_rss_bytes`` is known once it has ended."""
+    """A server to be measured. ``pid`` is None for one that was not started here; ``peak_rss_bytes`` and ``exit_code``
+    are known once it has ended."""
 
     name: str
     url: str
     model: str
     start_s: float
     peak_rss_bytes: int = 0
+    pid: int | None = None
+    exit_code: int | None = None
+    _is_told: bool = False
+
+    def terminate(self) -> None:
+        """Ask it to end. Only the first call does: a second signal would hurry it."""
+        if self.pid is not None and not self._is_told:
+            self._is_told = True
+            os.kill(self.pid, signal.SIGTERM)
 
 
 @contextmanager
@@ -83,30 +94,41 @@ def running(contestant: Contestant, folder: Path) -> Iterator[Running]:
             stdin=subprocess.DEVNULL,
         )
     url = f"http://127.0.0.1:{port}"
-    server = Running(contestant.name, url, "", 0.0)
+    server = Running(contestant.name, url, "", 0.0, pid=process.pid)
     try:
-        server.model = _wait_for_model(url, contestant.model, process, output.name)
+        server.model = _wait_for_model(url, contestant, process, output.name)
         server.start_s = time.monotonic() - began_s
         yield server
     finally:
-        process.send_signal(signal.SIGTERM)
-        _, _, usage = os.wait4(process.pid, 0)
-        # Linux counts kibibytes, macOS bytes.
-        server.peak_rss_bytes = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        if process.returncode is None:  # else it ended while it was waited for, and is gone
+            server.terminate()
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = server.exit_code = os.waitstatus_to_exitcode(status)
+            # Linux counts kibibytes, macOS bytes.
+            server.peak_rss_bytes = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _wait_for_model(url: str, name: str | None, process: subprocess.Popen[bytes], log: str) -> str:
+def _wait_for_model(url: str, contestant: Contestant, process: subprocess.Popen[bytes], log: str) -> str:
     """The id under which the server offers its model, once it completes something."""
     deadline = time.monotonic() + START_S
+    headers = {"authorization": f"Bearer {contestant.api_key}"} if contestant.api_key else {}
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"the server ended at once; see {log}")
         try:
-            model = name or str(httpx.get(f"{url}/v1/models", timeout=5).json()["data"][0]["id"])
+            model = contestant.model or _first_model(url, headers)
             body = {"model": model, "prompt": "a", "max_tokens": 1}
-            if httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200:
+            if httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60).status_code == 200:
                 return model
         except (httpx.TransportError, KeyError, IndexError):
             pass
         time.sleep(0.2)
     raise RuntimeError(f"the server was not ready after {START_S} s; see {log}")
+
+
+def _first_model(url: str, headers: dict[str, str]) -> str:
+    return str(httpx.get(f"{url}/v1/models", headers=headers, timeout=5).json()["data"][0]["id"])
+
+
+def _first_model(url: str, headers: dict[str, str]) -> str:
+    return str(httpx.get(f"{url}/v1/models", headers=headers, timeout=5).json()["data"][0]["id"])
