@@ -48,8 +48,9 @@ class Row(NamedTuple):
 
     @property
     def is_chunk(self) -> bool:
-        """Whether it reads several tokens of a prompt."""
-        return self.num_new > 1 and not self.draft
+        """Whether it reads a prompt, or again what was lost. A single token of an answer counts as decoded, also where
+        it is the last one that is read again."""
+        return self.start < self.num_prompt or (self.num_new > 1 and not self.draft)
 
     def each_draw(self) -> list[Row]:
         """One row for each of its draws: the row that would make this draw alone, had the request said what the draft
@@ -79,7 +80,7 @@ class Plan:
 
     @property
     def kind(self) -> Kind:
-        """What the tick does. A chunk of one token counts as decode: it costs what a decode row costs."""
+        """What the tick does."""
         singles = any(not row.is_chunk for row in self.rows)
         chunks = any(row.is_chunk for row in self.rows)
         return "mixed" if singles and chunks else "decode" if singles else "prefill"
