@@ -171,7 +171,8 @@ class Service:
                     constraint=None if grammar is None else grammar.start(len(prompt)),
                 )
                 requests.append(request)
-                reader = (dialect or PLAIN).reader(ask.tools, prompt_end)
+                # What is held to a shape has no reasoning in it, whatever the prompt began.
+                reader = (dialect if dialect and grammar is None else PLAIN).reader(ask.tools, prompt_end)
                 index, continues, is_first = len(choices), dialect is None, i == 0
                 choices.append(
                     Choice(index, request, vocabulary, ask.stop, continues, reader, ask.many_calls, is_first)

@@ -18,6 +18,7 @@ from app.service import ModelCard, Service
 from app.text.chat import ChatText
 from app.text.detokenizer import Vocabulary
 from app.text.dialect import PLAIN, Dialect
+from app.text.grammar import Grammars
 from tests.played import PlayedEngine, working
 from tests.scripted import Options
 from tests.spoken import SPOKEN, Control
@@ -74,7 +75,8 @@ async def talking(
     async with working(PlayedEngine(play), num_blocks=256, block_size=8) as worker:
         service = Service(worker, lambda *_: None)
         text = ChatText(build_tokenizer(template), CARD.end_tokens)
-        service.open(replace(CARD, chat_template=template), text, VOCABULARY, dialect)
+        grammars = Grammars(TOKENIZER, CARD.end_tokens, CARD.vocab_size)
+        service.open(replace(CARD, chat_template=template), text, VOCABULARY, grammars, dialect)
         app = create_app(service, Options(max_body_bytes=10**6), Metrics(service, "0"))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test/v1") as client:
             yield client

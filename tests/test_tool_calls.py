@@ -145,6 +145,12 @@ def test_log_probabilities_are_of_everything_said() -> None:
     assert b"".join(bytes(entry.bytes) for entry in entries).decode() == f"<think>Hm</think>{HERMES_CALL}"
 
 
+def test_an_answer_in_a_given_shape_is_content_also_where_the_prompt_has_begun_to_reason() -> None:
+    ending = {"chat_template_kwargs": {"ending": "<think>\n"}}
+    said = ('{"a": 1}',)
+    assert both(QWEN, said, response_format={"type": "json_object"}, extra_body=ending)[:2] == (said[0], "")
+
+
 def test_text_completions_are_raw() -> None:
     said = f"<think>Hm</think>{HERMES_CALL}"
 
