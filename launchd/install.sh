@@ -16,7 +16,8 @@ play() { # playbook, more options
     book=$1
     shift
     if [ "$(id -u)" = 0 ]; then set -- -e ansible_become=false "$@"; else set -- --ask-become-pass "$@"; fi
-    printf '[mlxcel_servers]\nlocalhost ansible_connection=local\n' > .venv/this-mac.ini
+    # The Python that plays is also the one that acts: what else this machine has is not searched.
+    printf '[mlxcel_servers]\nlocalhost ansible_connection=local ansible_python_interpreter={{ansible_playbook_python}}\n' > .venv/this-mac.ini
     ANSIBLE_CONFIG=ansible/ansible.cfg .venv/bin/ansible-playbook -i .venv/this-mac.ini "ansible/$book.yml" "$@"
 }
 
