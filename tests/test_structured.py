@@ -62,7 +62,7 @@ def tiny(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """A model of random weights, which has no notion of JSON: what it says is valid because it can say nothing else. It
     is deterministic, so that a difference would be the shape's doing and not that of the company."""
     folder = tmp_path_factory.mktemp("server")
-    more = {"N_PARALLEL": "8", "SDPA_DETERMINISTIC": "true", "BLAS_THREADS": "1"}
+    more = {"N_PARALLEL": "8", "SDPA_DETERMINISTIC": "true", "BLAS_THREADS": "1", "DRAFT_KIND": "prompt-lookup"}
     with serving(folder, MODEL=str(tiny_model_dir), CACHE_DIR=str(folder), **more) as process:
         yield process
 
