@@ -127,7 +127,7 @@ def test_two_servers_side_by_side(quick: ServerProcess, tiny_model_dir: Path, tm
 
 def test_workers_send_their_lines_to_the_master(quick: ServerProcess, tmp_path: Path) -> None:
     raw = tmp_path / "raw.jsonl"
-    options = ("--headless", "--processes", "2", "--only-summary", "--stop-timeout", "60", "--host", quick.url)
+    options = ("--headless", "--processes", "2", "--only-summary", "--stop-timeout", "400", "--host", quick.url)
     port, before = str(free_port()), completed(quick)
     process = locust(
         *options, "--master-bind-port", port, "--master-port", port, SCENARIO="steady", TIME="0.05", RAW=str(raw)
