@@ -101,10 +101,11 @@ class Engine:
                 self._storage.copy(plan.copies)
             drawn = [draw for row in rows for draw in row.each_draw()]
             logits = self.logits(rows, self._last if plan.num_ahead else None)
-            # Begun before the draws are built: meanwhile this thread computes which tokens constrained rows may draw.
-            mx.async_eval(*self._written(), *([logits] if drawn else ()))
+            if any(row.constraint is not None for row in drawn):
+                # Begun before the draws are built: meanwhile this thread computes what constrained rows may draw.
+                mx.async_eval(*self._written(), logits)
             drawing, failures = draw_rows(logits, drawn)
-            mx.async_eval(*(drawing.arrays() if drawing else ()))
+            mx.async_eval(*self._written(), *(drawing.arrays() if drawing else ()))
         except Exception as error:
             raise self._fault(error) from error
         self._last = InFlight(drawing, failures)
