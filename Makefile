@@ -11,7 +11,8 @@ LOCK := env -u PIP_FIND_LINKS $(UV) pip compile --quiet --universal --generate-h
 	--no-config --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-deploy bench loadtest loadtest-smoke figures determinism format docs wheelhouse sums image compose-up \
+.PHONY: help serve test test-deploy routers bench loadtest loadtest-smoke figures determinism format docs wheelhouse \
+	sums image compose-up \
 	compose-down mac-contract lock clean
 
 help: ## show this list
@@ -48,9 +49,14 @@ determinism: ## play 1,000 random schedules in deterministic mode; every request
 	@ops/setup.sh dev
 	$(PYTHON) -m loadtest.determinism --schedules 1000
 
-test-deploy: ## only the tests of the fleet: hosts of their own over ssh, balancer, alerts (root, Linux)
+test-deploy: ## only the tests of the fleet: hosts of their own over ssh, gateways, alerts, image (root, Linux)
 	@ops/setup.sh dev
-	$(PYTHON) -m pytest tests/test_rollout.py tests/test_deploy_files.py tests/test_monitoring.py
+	$(PYTHON) -m pytest tests/test_rollout.py tests/test_deploy_files.py tests/test_monitoring.py \
+		tests/test_balancer.py tests/test_routers.py tests/test_image.py
+
+routers: ## install the gateways of ops/routers into .routers (Linux), for a gateway or for their tests
+	@[ -x .routers/bin/pip ] || python3 -m venv .routers
+	.routers/bin/pip install --quiet --require-hashes --no-deps --only-binary :all: -r ops/requirements/routers.txt
 
 wheelhouse: ## pack a release that installs without a network: PLATFORM=macos-arm64 PYTHONS="3.12 3.13"
 	@ops/setup.sh serve
@@ -78,17 +84,19 @@ format: ## let ruff put imports and layout in order
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
-docs: ## write docs/configuration.md and the Ansible role's variables from app/settings.py
+docs: ## write docs/configuration.md and the Ansible role's variables from app/settings.py, and the fields in docs/api.md
 	@ops/setup.sh serve
 	$(PYTHON) -m ops.configuration_page > docs/configuration.md
+	$(PYTHON) -m ops.api_page
 	$(PYTHON) -m ops.argument_specs > ansible/roles/mlxcel/meta/argument_specs.yml
 
 lock: ## resolve pyproject.toml again and write ops/requirements/*.txt (needs uv)
 	$(LOCK) --upgrade pyproject.toml -o ops/requirements/serve.txt
 	$(LOCK) --upgrade --extra dev --extra load --extra fleet -c ops/requirements/serve.txt pyproject.toml -o ops/requirements/dev.txt
 	$(LOCK) --upgrade --no-deps ops/requirements/model.in -o ops/requirements/model.txt
+	$(LOCK) --upgrade ops/requirements/routers.in -o ops/requirements/routers.txt
 	$(LOCK) --upgrade --no-deps ops/requirements/build.in -o ops/requirements/build.txt
 
 clean: ## remove the virtual environment and every cache in the tree
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .routers .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -15,7 +15,9 @@ from app.errors import BackendError, MemoryShortage, MlxcelError, Unavailable, k
 from app.request import FinishReason, Request
 from app.scheduler.plan import Admitted, Draw, Finished, Token
 from app.text.detokenizer import Detokenizer, Vocabulary
+from app.text.reader import Reader, Said
 from app.text.stop import StopStrings
+from app.text.tool_calls import ToolCall
 from app.worker import Worker
 
 log = logging.getLogger("mlxcel.completion")
@@ -33,12 +35,17 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text of one choice. The last delta of a choice has a ``finish_reason``: "stop" or "length"."""
+    """What is new in one choice. Its last delta has a ``finish_reason``: "stop", "length" or "tool_calls".
+
+    ``logprobs`` are those of text, of reasoning and of calls alike.
+    """
 
     index: int
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: str | None = None
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(slots=True)
@@ -65,7 +72,11 @@ ObserveRequest = Callable[[float | None, float | None, Sequence[float], float | 
 
 
 class Choice:
-    """The text of one answer, as it grows out of its tokens."""
+    """The text of one answer, as it grows out of its tokens.
+
+    Stop strings are looked for in all text between two control tokens, before ``reader`` tells apart what it is.
+    Without ``many_calls`` the first call of a function ends the answer.
+    """
 
     def __init__(
         self,
@@ -74,6 +85,8 @@ class Choice:
         vocabulary: Vocabulary,
         stop: Sequence[str],
         continues: bool,
+        reader: Reader,
+        many_calls: bool = True,
         is_first: bool = True,
     ) -> None:
         """``is_first``: of the answers to its prompt, which is counted once."""
@@ -89,28 +102,55 @@ class Choice:
         self._vocabulary = vocabulary
         self._detokenizer = Detokenizer(vocabulary, continues)
         self._stop = StopStrings(stop)
+        self._reader = reader
+        self._many_calls = many_calls
+        self._has_called = False
         self._logprobs: deque[tuple[int, TokenLogprob]] = deque()
 
-    def take(self, token: Token) -> tuple[Delta, bool]:
-        """The text that a token makes certain, and whether a stop string is complete in it."""
+    def take(self, token: Token) -> Delta:
+        """What a token makes certain. With a ``finish_reason`` where it ends the answer: a stop string is complete, or
+        the only call."""
         self.num_output += 1
         self.token_times_s.append(token.at_s)
-        if token.draw.token in self._end_tokens:
-            return Delta(self.index), False  # ends the answer and is no part of it
+        drawn = token.draw.token
+        if drawn in self._end_tokens:
+            return Delta(self.index)  # ends the answer and is no part of it
         begins = self._stop.num_fed
-        if token.draw.logprob is not None and not self._vocabulary.is_control(token.draw.token):
+        is_control = self._vocabulary.is_control(drawn)
+        if token.draw.logprob is not None and not is_control:
             self._logprobs.append((begins, self._described(token.draw)))
-        text, stopped = self._stop.feed(self._detokenizer.add(token.draw.token))
-        return Delta(self.index, text, self._shown()), stopped
+        text, stopped = self._stop.feed(self._detokenizer.add(drawn))
+        if stopped:
+            return self._last(text, FinishReason.STOP, is_whole=False)
+        if is_control:
+            text += self._stop.flush()
+        said = [self._reader.feed(text)]
+        if is_control:
+            said.append(self._reader.control(self._vocabulary.name(drawn)))
+        delta = self._delta(said)
+        return self._finished(delta, FinishReason.STOP) if delta.calls and not self._many_calls else delta
 
     def end(self, reason: FinishReason) -> Delta:
         """The last delta. Text held back comes out unless a stop string ended the answer."""
         text, stopped = self._stop.feed(self._detokenizer.flush())
         if stopped:
-            reason = FinishReason.STOP
-        else:
-            text += self._stop.flush()
-        return Delta(self.index, text, self._shown(), reason.value)
+            return self._last(text, FinishReason.STOP, is_whole=False)
+        return self._last(text + self._stop.flush(), reason, is_whole=reason is FinishReason.STOP)
+
+    def _last(self, text: str, reason: FinishReason, is_whole: bool) -> Delta:
+        return self._finished(self._delta([self._reader.feed(text), self._reader.end(is_whole)]), reason)
+
+    def _delta(self, said: Sequence[Said]) -> Delta:
+        calls = [call for part in said for call in part.calls]
+        if not self._many_calls:
+            del calls[1:]
+        self._has_called = self._has_called or bool(calls)
+        text, reasoning = "".join(part.text for part in said), "".join(part.reasoning for part in said)
+        return Delta(self.index, text, self._shown(), None, reasoning, tuple(calls))
+
+    def _finished(self, delta: Delta, reason: FinishReason) -> Delta:
+        called = self._has_called and reason is FinishReason.STOP
+        return replace(delta, finish_reason="tool_calls" if called else reason.value)
 
     def _shown(self) -> tuple[TokenLogprob, ...]:
         """Entries of the tokens whose text has begun to be shown."""
@@ -184,13 +224,13 @@ class Completion:
                     self.usage.cached_tokens += news.num_cached if choice.is_first else 0
                 elif isinstance(news, Token):
                     with _making_text(choice):
-                        delta, stopped = choice.take(news)
-                    if stopped:
+                        delta = choice.take(news)
+                    if delta.finish_reason is not None:
                         self._worker.finish(choice.request_id, choice.num_output)
                         self._close(choice)
-                        reason = FinishReason.STOP.value
-                        yield replace(delta, finish_reason=reason)
-                    elif delta.text or delta.logprobs:
+                        reason = delta.finish_reason
+                        yield delta
+                    elif delta != Delta(choice.index):
                         yield delta
                 elif isinstance(news, Finished):
                     self._close(choice)

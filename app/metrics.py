@@ -5,7 +5,7 @@ No label value ever comes from a request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
@@ -21,7 +21,7 @@ STATUS_CLASSES = ("2xx", "3xx", "4xx", "5xx")
 WAIT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
-Values = dict[str, float]
+Values = Mapping[str, float]
 
 
 class Observed(Protocol):
@@ -58,11 +58,18 @@ COUNTERS: tuple[tuple[str, str, Callable[[Snapshot], float]], ...] = (
     ("completion_tokens", "Tokens drawn.", lambda s: s.counters.completion_tokens),
     ("batch_sequences_started", "Requests that got a slot.", lambda s: s.counters.started),
     ("batch_prefill_tokens", "Tokens computed in prefill.", lambda s: s.counters.prefill_tokens),
-    ("batch_decode_tokens", "Tokens computed in decode steps.", lambda s: s.counters.decode_tokens),
+    ("batch_decode_tokens", "Tokens drawn in decode steps.", lambda s: s.counters.decode_tokens),
     ("batch_decode_steps", "Ticks with a decoding row.", lambda s: s.counters.decode_steps),
+    (
+        "batch_decode_lookahead_steps",
+        "Decode steps submitted before the last was read.",
+        lambda s: s.counters.lookahead_steps,
+    ),
     ("batch_prefill_chunks", "Prefill chunks run.", lambda s: s.counters.prefill_chunks),
     ("batch_mixed_steps", "Ticks with decoding rows and a chunk.", lambda s: s.counters.mixed_steps),
     ("batch_prefill_grants", "Chunks let in beside live decode.", lambda s: s.counters.prefill_grants),
+    ("spec_proposed_tokens", "Tokens of drafts.", lambda s: s.counters.spec_proposed_tokens),
+    ("spec_accepted_tokens", "Tokens of drafts that were right.", lambda s: s.counters.spec_accepted_tokens),
     ("batch_reclaim_passes", "Ticks in which decode took a block.", lambda s: s.counters.reclaim_passes),
     ("prompt_cache_hits", "Admissions that adopted a prefix.", lambda s: s.prefix.hits),
     (
@@ -74,7 +81,13 @@ COUNTERS: tuple[tuple[str, str, Callable[[Snapshot], float]], ...] = (
 
 LABELLED: tuple[tuple[str, str, str, Callable[[Snapshot], Values]], ...] = (
     ("batch_sequences_completed", "Requests finished.", "reason", lambda s: dict(s.counters.completed)),
-    ("batch_preemptions", "Running requests sent back to the queue.", "cause", lambda s: dict(s.counters.preemptions)),
+    (
+        "batch_preemptions",
+        "Running requests sent back to the queue.",
+        "cause",
+        # Every cause from the beginning: a rate does not see a series begin, and the first storm would be missed.
+        lambda s: {"fault": 0, "priority": 0, "reclaim": 0} | s.counters.preemptions,
+    ),
     ("prompt_cache_misses", "Admissions that adopted nothing.", "reason", lambda s: dict(s.prefix.misses)),
     (
         "prompt_cache_evictions",

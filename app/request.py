@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,15 @@ class SamplingParams:
     @property
     def has_penalty(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+class Constraint(Protocol):
+    """Which tokens a request may draw. It follows the request's tokens by itself, and goes where the request goes."""
+
+    def mask(self, tokens: Sequence[int]) -> bytes:
+        """Which token may follow ``tokens``, one bit each, the lowest of a byte first. Raises ValueError where none
+        can be told."""
+        ...
 
 
 class State(enum.Enum):
@@ -76,6 +87,7 @@ class Request:
     arrival_s: float = 0.0
     use_prefix_cache: bool = True
     cache_salt: str = ""
+    constraint: Constraint | None = None
 
     state: State = State.QUEUED
     finish_reason: FinishReason | None = None

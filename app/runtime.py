@@ -22,10 +22,13 @@ from app.request import SamplingParams
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.recorder import RecordedScheduler
 from app.scheduler.scheduler import Scheduler
+from app.scheduler.speculation import PromptLookup
 from app.service import ModelCard, Service
 from app.settings import Settings
 from app.text.chat import ChatText
 from app.text.detokenizer import Vocabulary
+from app.text.dialect import dialect_of
+from app.text.grammar import Grammars
 from app.worker import Worker
 
 if TYPE_CHECKING:
@@ -116,13 +119,17 @@ class Runtime:
         log.info("%s", size.explain)
         engine = Engine(loaded, size.num_blocks, block_size, settings.sdpa_deterministic)
         log.info("Model %s decode path: native batched forward", loaded.path.name)
+        if settings.draft_kind != "none" and not _speculates(settings):
+            log.warning("MLXCEL_DRAFT_KIND=%s has no effect in deterministic mode", settings.draft_kind)
         most_tokens = n_ctx if settings.kv_cache_budget == "none" else size.num_blocks * block_size
         if most_tokens < n_ctx:
             log.warning("the KV budget holds less than a window of %d tokens: a slot has %d", n_ctx, most_tokens)
         self._open(loaded, min(n_ctx, most_tokens), most_tokens, loaded.kv_bytes_per_token * block_size)
-        return engine, self._scheduler(size.num_blocks, block_size)
+        lookahead = {"auto": not kernels.on_cpu(), "on": True, "off": False}[settings.decode_lookahead]
+        log.info("a decode step is submitted %s the last one is read", "before" if lookahead else "after")
+        return engine, self._scheduler(size.num_blocks, block_size, lookahead)
 
-    def _scheduler(self, num_blocks: int, block_size: int) -> Scheduler:
+    def _scheduler(self, num_blocks: int, block_size: int, lookahead: bool) -> Scheduler:
         settings = self._settings
         pool = BlockPool(num_blocks)
         ttl_s = settings.prompt_cache_ttl or None
@@ -139,11 +146,14 @@ class Runtime:
             grows=settings.kv_cache_budget == "none",
             enable_preemption=settings.enable_preemption,
             preemption_policy=settings.preemption_policy,
+            prompt_lookup_max_batch=settings.prompt_lookup_max_batch,
+            lookahead=lookahead,
         )
         tables = BlockTables(pool, cache, block_size)
+        drafter = PromptLookup() if _speculates(settings) else None
         if not settings.record_ticks:
-            return Scheduler(config, tables)
-        self._recordings.scheduler = RecordedScheduler(config, tables, settings.record_ticks)
+            return Scheduler(config, tables, drafter)
+        self._recordings.scheduler = RecordedScheduler(config, tables, settings.record_ticks, drafter)
         return self._recordings.scheduler
 
     def _open(self, loaded: LoadedModel, n_ctx: int, most_tokens: int, bytes_per_block: int) -> None:
@@ -158,13 +168,21 @@ class Runtime:
             end_tokens=loaded.end_tokens,
             default_sampling=_default_sampling(loaded.generation_config),
             chat_template=str(loaded.tokenizer.chat_template or ""),
+            speculative=_speculates(self._settings),
             props={
                 "build_info": f"mlxcel-{VERSION}-{self._settings.fingerprint}",
                 "model_family": loaded.config.get("model_type"),
             },
         )
         text = ChatText(loaded.tokenizer, loaded.end_tokens)
-        self.service.open(card, text, Vocabulary(loaded.tokenizer))
+        grammars = Grammars(loaded.tokenizer, loaded.end_tokens, loaded.vocab_size)
+        self.service.open(card, text, Vocabulary(loaded.tokenizer), grammars, dialect_of(loaded.tokenizer))
+
+
+def _speculates(settings: Settings) -> bool:
+    """Not in deterministic mode, where who else decodes must not show: it decides on whether a row proposes, and so on
+    how its tokens are computed."""
+    return settings.draft_kind != "none" and not settings.sdpa_deterministic
 
 
 def _window(settings: Settings, loaded: LoadedModel) -> int:

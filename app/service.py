@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from app.completion import Choice, Completion, ObserveRequest
 from app.errors import InvalidRequest, Unavailable
@@ -15,7 +15,22 @@ from app.request import Request, SamplingParams
 from app.scheduler.snapshot import Snapshot
 from app.text.chat import ChatText
 from app.text.detokenizer import Vocabulary
+from app.text.dialect import PLAIN, Dialect
+from app.text.grammar import Grammar, Grammars
 from app.worker import Worker
+
+# As many of a prompt's last tokens as a mark of reasoning may take, with white space after it.
+PROMPT_END_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What an answer must look like: a JSON schema, or a grammar as llama-server or llguidance writes it. ``param`` is
+    the field that asked for it."""
+
+    kind: Literal["json_schema", "grammar"]
+    source: str
+    param: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +38,8 @@ class Ask:
     """What is wanted, whoever asks. ``sampling.seed`` is the seed of choice 0; choice i uses seed + i.
 
     ``max_tokens`` None means the rest of the window. ``reserve`` is told the most tokens that this can come to, prompts
-    included, before anything is submitted; it may raise to refuse.
+    included, before anything is submitted; it may raise to refuse. In a chat only ``tools`` may be called, and without
+    ``many_calls`` only once.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -34,6 +50,9 @@ class Ask:
     use_prefix_cache: bool = True
     cache_salt: str = ""
     ignore_eos: bool = False
+    shape: Shape | None = None
+    tools: tuple[dict[str, Any], ...] = ()
+    many_calls: bool = True
     reserve: Callable[[int], None] | None = field(default=None, compare=False)
 
 
@@ -55,6 +74,7 @@ class ModelCard:
     end_tokens: frozenset[int]
     default_sampling: SamplingParams = field(default_factory=SamplingParams)
     chat_template: str = ""
+    speculative: bool = False
     props: dict[str, Any] = field(default_factory=dict)
 
 
@@ -67,47 +87,71 @@ class Service:
         self._worker = worker
         self._observe = observe
         self._record = record
-        self._model: tuple[ModelCard, ChatText, Vocabulary] | None = None
+        self._model: tuple[ModelCard, ChatText, Vocabulary, Grammars] | None = None
+        self._dialect = PLAIN
         self._ids = itertools.count(1)
 
-    def open(self, card: ModelCard, text: ChatText, vocabulary: Vocabulary) -> None:
-        """The model has been loaded: from now on there is something to ask."""
-        self._model = card, text, vocabulary
+    def open(
+        self, card: ModelCard, text: ChatText, vocabulary: Vocabulary, grammars: Grammars, dialect: Dialect = PLAIN
+    ) -> None:
+        """The model has been loaded: from now on there is something to ask. ``dialect`` is how it answers in a chat."""
+        self._dialect = dialect
+        self._model = card, text, vocabulary, grammars
 
     @property
     def card(self) -> ModelCard:
         """Raises Unavailable until the model has been loaded, as everything does that needs the model."""
         return self._loaded()[0]
 
-    def _loaded(self) -> tuple[ModelCard, ChatText, Vocabulary]:
+    def _loaded(self) -> tuple[ModelCard, ChatText, Vocabulary, Grammars]:
         if self._model is None:
             raise Unavailable("Loading model")
         return self._model
 
     async def chat(self, messages: Sequence[dict[str, Any]], ask: Ask, template: dict[str, Any]) -> Completion:
-        """Raises InvalidRequest (bad messages, template error, prompt too long), Overloaded, Unavailable."""
-        card, text, _ = self._loaded()
+        """Raises InvalidRequest (bad messages, template error, prompt too long, shape refused), Overloaded,
+        Unavailable."""
+        card, text, _, _ = self._loaded()
         self._worker.check_room(ask.n)  # before the work of encoding
         prompt = await asyncio.to_thread(text.encode_chat, messages, template, card.n_ctx)
-        return self._begin([prompt], ask, "messages", continues=False)
+        return self._begin([prompt], ask, await self._grammar(ask.shape), "messages", self._dialect)
 
     async def complete(self, prompts: Sequence[str | Sequence[int]], ask: Ask) -> Completion:
         """Choice ``index`` is prompt * n + i, as OpenAI numbers them. Raises as ``chat``."""
-        card, text, _ = self._loaded()
+        card, text, _, _ = self._loaded()
         self._worker.check_room(len(prompts) * ask.n)
         encoded = [
             await asyncio.to_thread(text.encode, prompt, window=card.n_ctx) if isinstance(prompt, str) else list(prompt)
             for prompt in prompts
         ]
-        return self._begin(encoded, ask, "prompt", continues=True)
+        return self._begin(encoded, ask, await self._grammar(ask.shape), "prompt")
 
-    def _begin(self, prompts: Sequence[list[int]], ask: Ask, param: str, continues: bool) -> Completion:
+    async def _grammar(self, shape: Shape | None) -> Grammar | None:
+        """Raises InvalidRequest for a shape that cannot be kept to."""
+        if shape is None:
+            return None
+        compiling = self._loaded()[3].compile(shape.kind, shape.source)
+        grammar = await asyncio.shield(asyncio.wrap_future(compiling))  # others may wait for the same one
+        if isinstance(grammar, str):
+            raise InvalidRequest(f"{shape.param}: {grammar}", shape.param)
+        return grammar
+
+    def _begin(
+        self,
+        prompts: Sequence[list[int]],
+        ask: Ask,
+        grammar: Grammar | None,
+        param: str,
+        dialect: Dialect | None = None,
+    ) -> Completion:
+        """Without a ``dialect`` the answer continues the prompt's text."""
         arrived_s = time.monotonic()
-        card, _, vocabulary = self._loaded()
+        card, _, vocabulary, _ = self._loaded()
         requests: list[Request] = []
         choices: list[Choice] = []
         for prompt in prompts:
             room = self._room(prompt, ask.max_tokens, param)
+            prompt_end = b"".join(map(vocabulary.data, prompt[-PROMPT_END_TOKENS:])).decode(errors="replace")
             for i in range(ask.n):
                 request = Request(
                     id=next(self._ids),
@@ -124,9 +168,15 @@ class Service:
                     arrival_s=arrived_s,
                     use_prefix_cache=ask.use_prefix_cache,
                     cache_salt=ask.cache_salt,
+                    constraint=None if grammar is None else grammar.start(len(prompt)),
                 )
                 requests.append(request)
-                choices.append(Choice(len(choices), request, vocabulary, ask.stop, continues, is_first=i == 0))
+                # What is held to a shape has no reasoning in it, whatever the prompt began.
+                reader = (dialect if dialect and grammar is None else PLAIN).reader(ask.tools, prompt_end)
+                index, continues, is_first = len(choices), dialect is None, i == 0
+                choices.append(
+                    Choice(index, request, vocabulary, ask.stop, continues, reader, ask.many_calls, is_first)
+                )
         num_prompt = sum(map(len, prompts))
         if ask.reserve is not None:
             ask.reserve(num_prompt + sum(request.max_tokens for request in requests))

@@ -60,9 +60,7 @@ class Settings(BaseSettings):
         default_factory=lambda: _user_cache_dir() / "mlxcel",
         description="folder for imported models; unset: `mlxcel` in the user's cache folder",
     )
-    model_alias: Names = Field(
-        (), description="accepted names, comma list, the first is shown; `*`: any; unset: from the path"
-    )
+    model_alias: Names = Field((), description="accepted names, comma list, first shown; `*`: any; unset: from path")
     adapter: FilePath | None = Field(None, description="folder of a LoRA adapter that mlx-lm has trained for the model")
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
@@ -134,9 +132,13 @@ class Settings(BaseSettings):
     preemption_policy: Annotated[Literal["longest-first", "lowest-priority"], WORD] = Field(
         "longest-first", description="who gives way: longest-first or lowest-priority"
     )
-    draft_kind: Annotated[Literal["none"], refused_until_built("prompt-lookup", "mtp", "dflash"), WORD] = Field(
-        "none", description="kind of speculation; none"
+    decode_lookahead: Annotated[Literal["auto", "on", "off"], WORD] = Field(
+        "auto", description="submit a decode step before the last one is read; auto: on, but on a CPU off"
     )
+    draft_kind: Annotated[Literal["none", "prompt-lookup"], refused_until_built("mtp", "dflash"), WORD] = Field(
+        "none", description="kind of speculation, none or prompt-lookup; none in deterministic mode"
+    )
+    prompt_lookup_max_batch: int = Field(2, ge=1, description="most decoding rows in a tick with prompt lookup")
 
     slots: bool = Field(True, description="serve /slots; off: 501")
     metrics: bool = Field(True, description="serve /metrics; off: 501")
@@ -189,7 +191,7 @@ class Settings(BaseSettings):
         if window is not None and window < MIN_CTX_PER_SLOT:
             raise ValueError(
                 f"MLXCEL_CTX_SIZE={self.ctx_size} leaves {window} tokens a slot: at least "
-                f"{MIN_CTX_PER_SLOT} a slot, {MIN_CTX_PER_SLOT * self._ctx_divisor} in all"
+                f"{MIN_CTX_PER_SLOT} a slot, {MIN_CTX_PER_SLOT * self.batch_rows} in all"
             )
         return self
 
@@ -199,13 +201,9 @@ class Settings(BaseSettings):
         return self.max_batch_size or self.n_parallel
 
     @property
-    def _ctx_divisor(self) -> int:
-        return 1 if self.no_batch else self.batch_rows
-
-    @property
     def ctx_per_slot(self) -> int | None:
         """Window of one slot in tokens; None: the model's own."""
-        return None if self.ctx_size is None else self.ctx_size // self._ctx_divisor
+        return None if self.ctx_size is None else self.ctx_size // self.batch_rows
 
     @property
     def fingerprint(self) -> str:

@@ -9,13 +9,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from app import errands
 from app.errands import Errand, News, Refused
-from app.errors import BackendError, EngineFault, InvalidRequest, MlxcelError, Overloaded, Unavailable, kind_and_place
+from app.errors import BackendError, InvalidRequest, MlxcelError, Overloaded, Unavailable, kind_and_place
+from app.pipeline import Engine, Pipeline
 from app.request import Request
-from app.scheduler.plan import Finished, Kind, Plan, Result
+from app.scheduler.plan import Finished, Kind
 from app.scheduler.scheduler import Scheduler
 from app.scheduler.snapshot import Snapshot
 
@@ -24,20 +25,6 @@ log = logging.getLogger("mlxcel.worker")
 Status = Literal["loading", "ready", "draining", "dead"]
 WATCH_INTERVAL_S = 0.5
 CHECK_INTERVAL_S = 10.0
-
-
-class Engine(Protocol):
-    """What the worker needs of an engine. Everything is called on the worker's thread."""
-
-    def step(self, plan: Plan) -> Result:
-        """Compute a plan to its end. Raises EngineFault when all that the pool held is lost."""
-        ...
-
-    def resize(self, num_blocks: int) -> int:
-        """Grow the pool if memory allows; returns its number of blocks. Raises as ``step``."""
-        ...
-
-    def close(self) -> None: ...
 
 
 Sink = Callable[[News], None]
@@ -223,9 +210,10 @@ class Worker:
             return
         self.snapshot = scheduler.snapshot()
         self._call(self._loaded.set_result, None)
+        pipeline = Pipeline(engine, scheduler, lambda: self._dump("fault"))
         try:
-            while self._errands(scheduler):
-                self._tick(engine, scheduler)
+            while self._errands(pipeline):
+                self._tick(pipeline)
         except BaseException as error:
             frames = "".join(traceback.format_tb(error.__traceback__))
             log.critical("the engine loop has ended: %s\n%s", kind_and_place(error), frames)
@@ -235,14 +223,15 @@ class Worker:
             self._tick_began_s = None
             engine.close()
 
-    def _errands(self, scheduler: Scheduler) -> bool:
+    def _errands(self, pipeline: Pipeline) -> bool:
         """Empty the inbox, and wait while there is nothing else to do. False when told to stop."""
+        scheduler = pipeline.scheduler
         while True:
-            if scheduler.is_idle:
+            if pipeline.is_idle:
                 self._tick_began_s = None
                 self._check(scheduler)
             try:
-                errand = self._inbox.get(block=scheduler.is_idle)
+                errand = self._inbox.get(block=pipeline.is_idle)
             except queue.Empty:
                 return True
             if errand is None:
@@ -257,20 +246,16 @@ class Worker:
             self._checked_s = now_s
             scheduler.check()
 
-    def _tick(self, engine: Engine, scheduler: Scheduler) -> None:
+    def _tick(self, pipeline: Pipeline) -> None:
+        scheduler = pipeline.scheduler
         began_s = self._tick_began_s = time.monotonic()
-        plan = scheduler.plan(began_s)
+        plan = pipeline.plan(began_s)
         if self._queue_timeout_s is not None:  # after planning, which may have given a slot to one that is late
             self._publish(scheduler, errands.expire(scheduler, self._queue_timeout_s))
         if not plan.rows and not plan.num_blocks:
             return
         self.snapshot = scheduler.snapshot()
-        try:
-            news = _run(engine, scheduler, plan)
-        except EngineFault as fault:
-            log.error("a step of %d rows failed, and the block pool with it: %s", len(plan.rows), fault)
-            news = scheduler.lose_pool(plan, time.monotonic())
-            self._dump("fault")
+        news = pipeline.run(plan)
         if plan.rows:
             self._observe_tick(plan.kind, time.monotonic() - began_s)
         self._publish(scheduler, news)
@@ -285,12 +270,3 @@ class Worker:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
             log.debug("the event loop has closed")
-
-
-def _run(engine: Engine, scheduler: Scheduler, plan: Plan) -> Sequence[News]:
-    if plan.num_blocks:
-        return scheduler.resized(engine.resize(plan.num_blocks), time.monotonic())
-    result = engine.step(plan)
-    for request_id, why in result.failures.items():
-        log.error("request %d failed in the engine: %s", request_id, why)
-    return scheduler.apply(plan, result, time.monotonic())

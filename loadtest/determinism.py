@@ -1,9 +1,9 @@
 """Random schedules in deterministic mode: the same requests in ever different company have to give the same bits.
 
 ``python -m loadtest.determinism --schedules 1000``. Each schedule has other slots, chunks, arrivals, strangers,
-cancels, shared prefixes and shortages of blocks. A request's output is its tokens and the logits each was drawn from,
-bit for bit; the exit code is 1 unless every request had one output in all of them. ``--ordinary`` shows what happens
-without.
+cancels, shared prefixes and shortages of blocks, with and without steps submitted ahead. A request's output is its
+tokens and the logits each was drawn from, bit for bit; the exit code is 1 unless every request had one output in all of
+them. ``--ordinary`` shows what happens without.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import random
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from app.engine.blas import preload
 from app.kv.block_pool import BlockPool
 from app.kv.block_table import BlockTables
 from app.kv.prefix_cache import PrefixCache
+from app.pipeline import Pipeline
 from app.request import FinishReason, Request, SamplingParams
 from app.scheduler.plan import Finished, Row
 from app.scheduler.policy import SchedulerConfig
@@ -100,6 +102,7 @@ def drawn_up(seed: int, asked: Sequence[Subject], vocab_size: int, block_size: i
         SchedulerConfig(num_slots=slots, max_batch_size=slots, prefill_chunk=rng.choice(CHUNKS)),
         max_batch_prefill=rng.randint(1, 4),
         enable_preemption=rng.random() < 0.5,
+        lookahead=rng.random() < 0.5,
     )
     longest = max(-(-(request.num_prompt + request.max_tokens) // block_size) for request in requests)
     num_blocks = NUM_BLOCKS if rng.random() < 0.6 else min(NUM_BLOCKS, longest + rng.randrange(1 + 2 * longest))
@@ -113,16 +116,17 @@ def play(engine: Engine, block_size: int, schedule: Schedule) -> Iterator[tuple[
     scheduler = Scheduler(schedule.config, BlockTables(pool, cache, block_size))
     digests: dict[tuple[int, int], str] = {}
     ended: dict[int, FinishReason] = {}
+    pipeline = Pipeline(engine, scheduler)
     tick, last = 0, max(schedule.arrivals)
     with _logits_kept(engine, digests):
-        while tick <= last or not scheduler.is_idle:
+        while tick <= last or not pipeline.is_idle:
             for request in schedule.arrivals.get(tick, ()):
                 scheduler.add(request)
             for request_id in (who for who, when in schedule.cancels.items() if when == tick):
                 scheduler.cancel(request_id, float(tick))
-            plan = scheduler.plan(float(tick))
+            plan = pipeline.plan(time.monotonic())
             if plan.rows:
-                for event in scheduler.apply(plan, engine.step(plan), float(tick)):
+                for event in pipeline.run(plan):
                     if isinstance(event, Finished):
                         ended[event.request_id] = event.reason
             tick += 1
@@ -153,10 +157,10 @@ def _logits_kept(engine: Engine, digests: dict[tuple[int, int], str]) -> Iterato
     """Note a digest of the logits of every draw, by request and position."""
     import numpy as np
 
-    compute: Callable[[Sequence[Row]], Any] = engine.logits
+    compute: Callable[..., Any] = engine.logits
 
-    def logits(rows: Sequence[Row]) -> Any:
-        found = compute(rows)
+    def logits(rows: Sequence[Row], before: Any = None) -> Any:
+        found = compute(rows, before)
         drawing = [row for row in rows if row.draws]
         if drawing:
             for row, numbers in zip(drawing, np.array(found), strict=True):

@@ -1,121 +1,202 @@
 """Does the simulator say what the server does? Fits the cost of a tick to some waves, predicts others, prints both.
 
-``python -m loadtest.validate_simulator``: starts the server on the embedded model, lets it record its ticks under one
-set of waves, fits the cost model to them, and predicts TTFT and tokens/s of waves with other prompts and lengths, which
-are then measured. Run nothing else meanwhile. Exit code 1 when a prediction is off by more than 15%.
+``python -m loadtest.validate_simulator``: starts the server on the embedded model and sends it waves of two sorts in
+turn. The cost model is fitted to the recorded ticks of the one sort; from it, and from prompt lengths and sending
+times, TTFT and tokens/s of the other sort are predicted and compared with what was measured. Run nothing else
+meanwhile. It prints the table for docs/simulator.md. Exit code 1 when a prediction is off by more than 15%.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 
-from app.scheduler.cost import CostModel, Fit, fit
+from app.scheduler.cost import CostModel, Fit, Sample, fit
 from app.scheduler.fake_host import HostSpec
 from app.scheduler.fleet import simulate
-from app.scheduler.policy import SchedulerConfig
-from app.scheduler.recording import from_json, samples
+from app.scheduler.recording import Recording, from_json, samples
 from app.scheduler.workload import Arrival
-from loadtest.contestants import Contestant, Running, ours, running
-from loadtest.waves import Ask, Wave, equal_wave, mixed_wave, run_wave
+from loadtest.contestants import Running, ours, running
+from loadtest.waves import Ask, Wave, equal_wave, mixed_wave, percentile, run_wave
 
 TOLERANCE = 0.15
+
+
+@dataclass(frozen=True)
+class Played:
+    """A wave that was measured, and what the simulator is told of it."""
+
+    level: int
+    arrivals: list[Arrival]
+    wave: Wave
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Medians over the waves of one concurrency: (measured, predicted)."""
+
+    level: int
+    ttft_s: tuple[float, float]
+    tokens_per_s: tuple[float, float]
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        """By how much the predictions of TTFT and tokens/s are too high, as shares of what was measured."""
+        (ttft_s, ttft_predicted_s), (rate, rate_predicted) = self.ttft_s, self.tokens_per_s
+        return ttft_predicted_s / ttft_s - 1, rate_predicted / rate - 1
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="embedded")
-    parser.add_argument("--rounds", type=int, default=3, help="waves of each concurrency that are predicted; 3")
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 4, 8, 16], help="concurrent requests; 1 4 8 16")
+    parser.add_argument("--rounds", type=int, default=3, help="waves of each concurrency that are predicted; 3")
+    parser.add_argument("--minutes", type=float, default=7.0, help="begin no round that would end later; 7")
+    parser.add_argument("--prompt", type=int, default=128, help="prompt tokens of the predicted waves, about; 128")
+    parser.add_argument("--output", type=int, default=64, help="tokens of their answers; 64")
     parser.add_argument("--blas-threads", default="auto", help="1 where other processes keep a core busy; auto")
     parser.add_argument("--json", type=Path, help="write every figure")
     options = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        running(_contestant(options), Path(folder)) as server,
-    ):
-        fitted = _fit(server, options.levels)
-        print(json.dumps(fitted.describe(), indent=1))
-        spec = _spec(server, max(options.levels))
-        rows = [_compare(server, level, spec, fitted.model, options.rounds) for level in options.levels]
-    print(
-        f"{'':4}  {'TTFT p50 (s)':^26}  {'tokens/s':^26}\n  C   measured  predicted  error   measured  predicted  error"
-    )
-    for row in rows:
-        print(
-            f"{row['C']:3}  {row['ttft_s'][0]:9.3f}  {row['ttft_s'][1]:9.3f}  {row['ttft_error']:+5.1%}"
-            f"  {row['tokens_per_s'][0]:9.1f}  {row['tokens_per_s'][1]:9.1f}  {row['tokens_error']:+5.1%}"
-        )
+    if (load := os.getloadavg()[0]) > 0.5:
+        _say(f"load average {load:.1f}: something else is running, the figures will say little")
+    contestant = ours(options.model, max(options.levels), RECORD_TICKS="20000", BLAS_THREADS=options.blas_threads)
+    measured: list[Sample] = []
+    played: list[Played] = []
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, running(contestant, Path(folder)) as server:
+        spec = _spec(server)
+        round_s = 0.0
+        for number in range(options.rounds):
+            if time.monotonic() - began_s + round_s > 60 * options.minutes:
+                _say(f"{number} rounds: another would take too long")
+                break
+            round_began_s = time.monotonic()
+            # In turn, so that both sorts meet the machine in the same moods.
+            measured += _ticks_to_fit(server, options.levels, options.output, seed=1000 * number)
+            for level in options.levels:
+                asks = equal_wave(level, options.prompt, options.output, seed=1000 * number + level)
+                played.append(_play(server, level, asks))
+                wave = played[-1].wave
+                _say(f"round {number + 1}, C={level}: TTFT {wave.ttft_s(0.5):.2f} s, {wave.tokens_per_s:.1f} tokens/s")
+            round_s = time.monotonic() - round_began_s
+    fitted = fit(measured)
+    compared = compare(played, spec, fitted.model)
+    print(markdown(fitted, compared, len(played) // len(options.levels)))
     if options.json:
-        options.json.write_text(json.dumps({"fit": fitted.describe(), "rows": rows}, indent=1) + "\n")
-    worst = max(abs(row[name]) for row in rows for name in ("ttft_error", "tokens_error"))
-    print(f"the largest error is {worst:.1%}")
+        figures = {"fit": fitted.describe(), "compared": [asdict(row) for row in compared]}
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    worst = max(abs(error) for row in compared for error in row.errors)
+    _say(f"the largest error is {worst:.1%}, after {(time.monotonic() - began_s) / 60:.1f} minutes")
     return int(worst > TOLERANCE)
 
 
-def _contestant(options: argparse.Namespace) -> Contestant:
-    return ours(options.model, max(options.levels), RECORD_TICKS="20000", BLAS_THREADS=options.blas_threads)
+def compare(played: Sequence[Played], spec: HostSpec, cost: CostModel) -> list[Comparison]:
+    """One line a concurrency, in the order of their first appearance."""
+    lines: dict[int, list[tuple[tuple[float, float], tuple[float, float]]]] = {}
+    for one in played:
+        ttft_s, tokens_per_s = predict(one.arrivals, spec, cost)
+        lines.setdefault(one.level, []).append(
+            ((one.wave.ttft_s(0.5), ttft_s), (one.wave.tokens_per_s, tokens_per_s)),
+        )
+    return [
+        Comparison(level, _medians([pair for pair, _ in pairs]), _medians([pair for _, pair in pairs]))
+        for level, pairs in lines.items()
+    ]
 
 
-def _fit(server: Running, levels: Sequence[int]) -> Fit:
-    """Waves of every concurrency and one mixed, none of them equal to what is predicted later."""
-    for level in levels:
-        run_wave(server, equal_wave(level, 100, 32, seed=100 + level))
-    run_wave(server, equal_wave(2, 300, 16, seed=200))
-    run_wave(server, mixed_wave(8, 20, 300, 2.0, 24, seed=300))
-    recording = httpx.get(f"{server.url}/v1/recording", timeout=60).raise_for_status().json()
-    return fit(samples(from_json(recording)))
-
-
-def _spec(server: Running, num_slots: int) -> HostSpec:
-    stats = httpx.get(f"{server.url}/v1/cache/stats").raise_for_status().json()
-    config = SchedulerConfig(num_slots=num_slots, max_batch_size=num_slots)
-    return HostSpec(config, stats["paged_blocks_allocated"], stats["paged_block_size"])
-
-
-def _compare(server: Running, level: int, spec: HostSpec, cost: CostModel, num_rounds: int) -> dict[str, Any]:
-    """Medians over rounds. A simulated wave is sent at the moments at which the real one was."""
-    measured: list[Wave] = []
-    predicted: list[tuple[float, float]] = []
-    for round_ in range(num_rounds):
-        asks = equal_wave(level, 128, 64, seed=1000 * (round_ + 1) + level)
-        wave = run_wave(server, asks)
-        measured.append(wave)
-        predicted.append(_predict(server, asks, wave, spec, cost))
-        print(f"C={level}, round {round_ + 1}: {wave.tokens_per_s:.1f} tokens/s", file=sys.stderr)
-    ttft_s = statistics.median(wave.ttft_s(0.5) for wave in measured), statistics.median(one for one, _ in predicted)
-    rates = statistics.median(wave.tokens_per_s for wave in measured), statistics.median(two for _, two in predicted)
-    return {
-        "C": level,
-        "ttft_s": ttft_s,
-        "ttft_error": ttft_s[1] / ttft_s[0] - 1,
-        "tokens_per_s": rates,
-        "tokens_error": rates[1] / rates[0] - 1,
-    }
-
-
-def _predict(server: Running, asks: Sequence[Ask], wave: Wave, spec: HostSpec, cost: CostModel) -> tuple[float, float]:
-    """TTFT p50 in seconds, and tokens/s."""
-    lengths = [_num_tokens(server, ask.prompt) for ask in asks]
-    sent = sorted(outcome.sent_s for outcome in wave.outcomes)
-    arrivals = [Arrival(at_s, length, ask.max_tokens) for at_s, length, ask in zip(sent, lengths, asks, strict=True)]
+def predict(arrivals: Sequence[Arrival], spec: HostSpec, cost: CostModel) -> tuple[float, float]:
+    """TTFT p50 in seconds, and tokens/s from the start to the last token."""
     outcomes = simulate(arrivals, spec, cost).outcomes
-    ttfts = sorted(outcome.first_s - outcome.arrived_s for outcome in outcomes)
-    tokens = sum(outcome.num_output for outcome in outcomes)
-    return ttfts[(len(ttfts) + 1) // 2 - 1], tokens / max(outcome.ended_s for outcome in outcomes)
+    ttft_s = percentile([outcome.first_s - outcome.arrived_s for outcome in outcomes], 0.5)
+    return ttft_s, sum(outcome.num_output for outcome in outcomes) / max(outcome.ended_s for outcome in outcomes)
+
+
+def markdown(fitted: Fit, compared: Sequence[Comparison], num_rounds: int) -> str:
+    """A table with the fit below it."""
+    lines = [
+        "| C | TTFT p50 measured | predicted | error | tokens/s measured | predicted | error |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in compared:
+        ttft_error, rate_error = row.errors
+        lines.append(
+            f"| {row.level} | {row.ttft_s[0]:.2f} s | {row.ttft_s[1]:.2f} s | {ttft_error:+.1%}"
+            f" | {row.tokens_per_s[0]:.1f} | {row.tokens_per_s[1]:.1f} | {rate_error:+.1%} |"
+        )
+    costs = ", ".join(f"`{name}` {1000 * seconds:.3f} ms" for name, seconds in asdict(fitted.model).items())
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Medians of {num_rounds} waves. Cost fitted to {fitted.num_ticks} ticks of other waves: {costs};"
+            f" R² {fitted.r_squared:.3f}, error of a tick: median {fitted.median_error:.1%},"
+            f" p95 {fitted.p95_error:.1%}.",
+        ]
+    )
+
+
+def _ticks_to_fit(server: Running, levels: Sequence[int], num_output: int, seed: int) -> list[Sample]:
+    """The ticks of waves of every concurrency, with prompts and answers of other lengths than those that are predicted,
+    of two long prompts, and of one wave in which chunks are computed beside decode."""
+    first_tick = _recording(server).next_tick
+    for level in levels:
+        run_wave(server, equal_wave(level, 100, max(num_output * 3 // 8, 1), seed=seed + 100 + level))
+    run_wave(server, equal_wave(2, 300, 8, seed=seed + 200))
+    run_wave(server, mixed_wave(max(levels) // 2 or 1, 20, 300, 2.0, 24, seed=seed + 300))
+    return samples(_recording(server), first_tick)
+
+
+def _recording(server: Running) -> Recording:
+    return from_json(httpx.get(f"{server.url}/v1/recording", timeout=60).raise_for_status().json())
+
+
+def _play(server: Running, level: int, asks: Sequence[Ask]) -> Played:
+    lengths = [_num_tokens(server, ask.prompt) for ask in asks]
+    wave = run_wave(server, asks)
+    arrivals = [
+        Arrival(outcome.sent_s, length, ask.max_tokens)
+        for outcome, length, ask in zip(wave.outcomes, lengths, asks, strict=True)
+    ]
+    return Played(level, arrivals, wave)
 
 
 def _num_tokens(server: Running, text: str) -> int:
-    answer = httpx.post(f"{server.url}/tokenize", json={"content": text, "add_special": True}).raise_for_status()
+    body = {"content": text, "add_special": True}
+    answer = httpx.post(f"{server.url}/tokenize", json=body, timeout=60).raise_for_status()
     return len(answer.json()["tokens"])
+
+
+def _spec(server: Running) -> HostSpec:
+    """The host that the server is, as its recording has it."""
+    recording = _recording(server)
+    books = recording.checkpoint.books
+    return HostSpec(
+        recording.config,
+        books.num_blocks,
+        books.block_size,
+        books.prefix_cache,
+        books.min_prefix,
+        books.ttl_s,
+        max_queue_depth=None,
+    )
+
+
+def _medians(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return statistics.median(one for one, _ in pairs), statistics.median(two for _, two in pairs)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ has_ensurepip() { "$python" -c 'import ensurepip' 2>/dev/null; }
 missing_test_tools() {
     [ "$(id -u)" = 0 ] || return 0
     for tool in sshd:openssh-server ssh:openssh-client ip:iproute2 ps:procps haproxy:haproxy promtool:prometheus \
-        shellcheck:shellcheck xmllint:libxml2-utils; do
+        shellcheck:shellcheck xmllint:libxml2-utils podman:podman runc:runc mmdebstrap:mmdebstrap; do
         PATH=$PATH:/usr/sbin:/sbin command -v "${tool%:*}" >/dev/null 2>&1 || printf '%s ' "${tool#*:}"
     done
     [ -x /lib/systemd/systemd ] || printf 'systemd '

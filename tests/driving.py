@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,10 +15,11 @@ from app.engine.engine import Engine
 from app.kv.block_pool import BlockPool
 from app.kv.block_table import BlockTables
 from app.kv.prefix_cache import PrefixCache
+from app.pipeline import Pipeline
 from app.request import Request, SamplingParams
-from app.scheduler.plan import Finished
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.scheduler import Scheduler
+from app.scheduler.speculation import Drafter
 
 GREEDY = SamplingParams(temperature=0.0)
 TIE = 1e-3
@@ -27,10 +29,12 @@ def greedy_request(request_id: int, prompt: Sequence[int], max_tokens: int, **fi
     return Request(request_id, list(prompt), len(prompt), max_tokens, sampling=GREEDY, **fields)
 
 
-def build_scheduler(num_blocks: int, block_size: int, prefix_cache: bool = False, **config: Any) -> Scheduler:
+def build_scheduler(
+    num_blocks: int, block_size: int, prefix_cache: bool = False, drafter: Drafter | None = None, **config: Any
+) -> Scheduler:
     pool = BlockPool(num_blocks)
     cache = PrefixCache(pool, block_size, prefix_cache, min_tokens=1)
-    return Scheduler(replace(SchedulerConfig(), **config), BlockTables(pool, cache, block_size))
+    return Scheduler(replace(SchedulerConfig(), **config), BlockTables(pool, cache, block_size), drafter)
 
 
 def run(
@@ -39,20 +43,18 @@ def run(
     arrivals: Mapping[int, Sequence[Request]],
     leave: Callable[[int, Scheduler], None] = lambda tick, scheduler: None,
 ) -> dict[int, list[int]]:
-    """Run ticks until everybody has ended; gives the output by request id. ``leave`` may cancel between ticks."""
+    """Run ticks until everybody has ended; gives the output by request id. ``leave`` may cancel between ticks, also
+    while a step is in flight."""
     requests = {request.id: request for group in arrivals.values() for request in group}
-    ended: set[int] = set()
+    pipeline = Pipeline(engine, scheduler)
     tick = 0
-    while not scheduler.is_idle or any(at >= tick for at in arrivals):
+    while not pipeline.is_idle or any(at >= tick for at in arrivals):
         for request in arrivals.get(tick, ()):
             scheduler.add(request)
         leave(tick, scheduler)
-        plan = scheduler.plan(float(tick))
-        if plan.num_blocks:
-            scheduler.resized(engine.resize(plan.num_blocks), float(tick))
-        if plan.rows:
-            events = scheduler.apply(plan, engine.step(plan), float(tick))
-            ended |= {event.request_id for event in events if isinstance(event, Finished)}
+        plan = pipeline.plan(time.monotonic())
+        if plan.rows or plan.num_blocks:
+            pipeline.run(plan)
         scheduler.check()
         tick += 1
         assert tick < 5000, "no progress"

@@ -15,12 +15,14 @@ from tests.driving import build_scheduler
 
 PATIENCE_S = 20.0
 MANY = 1000
+CONFIG: dict[str, Any] = {}  # of every worker's scheduler, where a test says nothing else
 
 
 class PlayedEngine:
-    """Draws ``play(row, index)`` as output ``index`` of a row, and makes as many steps as it is allowed.
+    """Draws ``play(row, index)`` as output ``index`` of a row, and finishes as many steps as it is allowed.
 
-    What ``failures`` holds is raised instead, one a step. ``entered`` is set when a step has begun.
+    What ``failures`` holds is raised instead, one a step. ``entered`` is set when a step is waited for, and ``plans``
+    are those that were; ``submitted`` may hold one more.
     """
 
     def __init__(self, play: Callable[[Row, int], int] = lambda row, index: index, num_steps: int = 10**6) -> None:
@@ -29,6 +31,7 @@ class PlayedEngine:
         self.results: list[Result] = []
         self.may_grow = True
         self.plans: list[Plan] = []
+        self.submitted: list[Plan] = []
         self.entered = threading.Event()
         self.closed = threading.Event()
         self._allowed = threading.Semaphore(num_steps)
@@ -36,7 +39,11 @@ class PlayedEngine:
     def allow(self, num_steps: int = MANY) -> None:
         self._allowed.release(num_steps)
 
-    def step(self, plan: Plan) -> Result:
+    def submit(self, plan: Plan) -> Plan:
+        self.submitted.append(plan)
+        return plan
+
+    def finish_rows(self, plan: Plan) -> Result:
         self.plans.append(plan)
         self.entered.set()
         assert self._allowed.acquire(timeout=PATIENCE_S), "nobody allowed the step"
@@ -44,7 +51,7 @@ class PlayedEngine:
             raise self.failures.pop(0)
         if self.results:
             return self.results.pop(0)
-        return Result({row.request_id: self._draw(row) for row in plan.rows if row.draws})
+        return Result({row.request_id: tuple(map(self._draw, row.each_draw())) for row in plan.rows if row.draws})
 
     def resize(self, num_blocks: int) -> int:
         return num_blocks if self.may_grow else 0
@@ -93,7 +100,7 @@ async def working(
     **config: Any,
 ) -> AsyncIterator[Worker]:
     """A started worker. At the end its thread has gone, its engine is closed, and the books add up."""
-    scheduler = build_scheduler(num_blocks, block_size, prefix_cache, **config)
+    scheduler = build_scheduler(num_blocks, block_size, prefix_cache, **(CONFIG | config))
     seen: list[tuple[str, float]] = [] if ticks is None else ticks
     worker = Worker(
         lambda: (engine, scheduler),

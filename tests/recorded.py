@@ -11,18 +11,21 @@ from app.kv.block_pool import BlockPool
 from app.kv.block_table import BlockTables
 from app.kv.prefix_cache import PrefixCache
 from app.request import FinishReason, Request, State
-from app.scheduler.plan import Draw, Result
+from app.scheduler.plan import Draw, Plan, Result
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.recorder import RecordedScheduler
 from app.scheduler.recording import Recording, from_json, to_json
+from app.scheduler.speculation import Drafter, PromptLookup
 
 END = 9
 
 
-def recorded_scheduler(num_ticks: int = 100, num_blocks: int = 40, **config: object) -> RecordedScheduler:
+def recorded_scheduler(
+    num_ticks: int = 100, num_blocks: int = 40, drafter: Drafter | None = None, **config: object
+) -> RecordedScheduler:
     pool = BlockPool(num_blocks)
     tables = BlockTables(pool, PrefixCache(pool, 4, True, 1), 4)
-    return RecordedScheduler(SchedulerConfig(**config), tables, num_ticks)  # type: ignore[arg-type]
+    return RecordedScheduler(SchedulerConfig(**config), tables, num_ticks, drafter)  # type: ignore[arg-type]
 
 
 def saved(scheduler: RecordedScheduler) -> Recording:
@@ -32,7 +35,8 @@ def saved(scheduler: RecordedScheduler) -> Recording:
 
 def drive(seed: int, num_ticks: int, ticks_kept: int) -> RecordedScheduler:
     """Prompts of two tokens that often begin alike, tight pools, priorities, salts, cancels, stops, end tokens, rows
-    that fail, an ITL budget, prefixes that expire, pools that grow or are lost, and caches that are reset."""
+    that fail, drafts, an ITL budget, prefixes that expire, pools that grow or are lost, caches that are reset, and
+    steps that are submitted ahead and may go astray."""
     source = random.Random(seed)
     block_size, num_blocks = source.choice([1, 2, 4, 8]), source.randint(8, 60)
     pool = BlockPool(num_blocks)
@@ -47,11 +51,15 @@ def drive(seed: int, num_ticks: int, ticks_kept: int) -> RecordedScheduler:
         itl_budget_s=source.choice([None, 0.054]),
         grant_interval=3,
         grows=source.random() < 0.2,
+        prompt_lookup_max_batch=source.choice([1, 2, 4]),
+        lookahead=source.random() < 0.7,
     )
-    scheduler = RecordedScheduler(config, BlockTables(pool, cache, block_size), ticks_kept)
+    drafter = source.choice([None, PromptLookup(), PromptLookup()])
+    scheduler = RecordedScheduler(config, BlockTables(pool, cache, block_size), ticks_kept, drafter)
     requests: list[Request] = []
     most = num_blocks * block_size // (1 if config.grows else 3)
     now = 0.0
+    in_flight: Plan | None = None
     while scheduler._tick < num_ticks:
         for _ in range(source.choice([0, 0, 1, 2])):
             num_prompt = source.randint(1, most)
@@ -71,19 +79,27 @@ def drive(seed: int, num_ticks: int, ticks_kept: int) -> RecordedScheduler:
             scheduler.finish(request.id, FinishReason.STOP, request.num_output, now)
         if source.random() < 0.01:
             scheduler.reset_prefix_cache()
-        if scheduler.is_idle:
+        if scheduler.is_idle and in_flight is None:
             continue
-        plan = scheduler.plan(now)
+        plan = in_flight or scheduler.plan(now)
         now += 0.05 + 0.01 * source.random()
         if plan.num_blocks:
             scheduler.resized(plan.num_blocks if source.random() < 0.5 else scheduler._tables.num_blocks, now)
             continue
+        in_flight = scheduler.ahead(plan)
         chance = source.random()
         if chance < 0.02:
+            in_flight = None
             scheduler.lose_pool(plan, now)
             continue
-        draws = {row.request_id: Draw(source.choice([1] * 20 + [2] * 3 + [END])) for row in plan.rows if row.draws}
+        draws = {
+            row.request_id: tuple(Draw(source.choice([1] * 20 + [2] * 3 + [END])) for _ in row.each_draw())
+            for row in plan.rows
+            if row.draws
+        }
         failures = {plan.rows[0].request_id: "why"} if chance < 0.05 else {}
+        if plan.num_ahead and 0.05 < chance < 0.1:
+            del draws[plan.rows[-1].request_id]
         scheduler.apply(plan, Result(draws, failures), now)
     scheduler.check()
     return scheduler

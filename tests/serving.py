@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,3 +88,22 @@ def wait_ready(server: ServerProcess) -> None:
             pass
         time.sleep(0.1)
     raise AssertionError(f"not ready after {START_S} s:\n{server.log.read_text()}")
+
+
+@contextmanager
+def filled(server: ServerProcess, num_places: int) -> Iterator[None]:
+    """Have long streams take ``num_places`` of a server, past whatever stands in front of it."""
+    body = {"prompt": "Once upon a time", "max_tokens": 14000, "ignore_eos": True, "stream": True}
+    with ExitStack() as stack:
+        for _ in range(num_places):
+            # Its headers are sent when a request takes its place.
+            stack.enter_context(httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120))
+        yield
+
+
+def wait_for_load(server: ServerProcess, num_running: int) -> None:
+    """Return when so many requests run on a server."""
+    deadline = time.monotonic() + 60
+    while server.http.get("/health").json()["batch"]["active_sequences"] != num_running:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

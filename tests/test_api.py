@@ -376,12 +376,14 @@ def test_only_json_is_read(content_type: str, status: int) -> None:
 def test_ignored_fields_are_named_or_refused() -> None:
     response = chat(flab=10, zip=True, absent=None, user="u", reasoning_effort="none")
     assert response.status_code == 200
-    assert response.headers["x-mlxcel-ignored-fields"] == "flab,zip"
+    assert response.headers["x-mlxcel-ignored-fields"] == "flab,zip,reasoning_effort"
     assert "x-mlxcel-ignored-fields" in chat(flab=10, stream=True).headers
     assert "x-mlxcel-ignored-fields" not in chat(user="u").headers
     strict = chat(options={"strict_fields": True}, flab=10)
     assert strict.status_code == 400
     assert strict.json()["error"]["param"] == "flab"
+    unread = chat(options={"strict_fields": True}, reasoning_effort="low").json()["error"]
+    assert unread["message"] == "reasoning_effort: this model's chat template does not read it"
 
 
 # --- errors
@@ -789,6 +791,14 @@ def test_slots_show_numbers_only() -> None:
     assert used["next_token"] == [{"has_next_token": False, "n_remain": 0, "n_decoded": 2}]
 
 
+@pytest.mark.parametrize("speculative", [False, True])
+def test_whether_rows_propose_can_be_seen(speculative: bool) -> None:
+    card = replace(CARD, speculative=speculative)
+    app = make_app(ScriptedService(card=card, snap=Snapshot(slots=(SlotView(0), BUSY))))
+    assert [slot["speculative"] for slot in call(app, "GET", "/slots").json()] == [speculative] * 2
+    assert call(app, "GET", "/props").json()["default_generation_settings"]["speculative"] is speculative
+
+
 @pytest.mark.parametrize(
     ("slots", "query", "status"),
     [
@@ -893,7 +903,7 @@ def test_detokenize_refuses_ids_outside_the_vocabulary() -> None:
 
 def test_apply_template() -> None:
     messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-    body = {"messages": messages, "tools": [{"type": "function"}]}
+    body = {"messages": messages, "tools": [{"type": "function", "function": {"name": "f"}}]}
     assert call(make_app(), "POST", "/apply-template", json=body).json() == {"prompt": "a|btools"}
 
 

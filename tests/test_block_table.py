@@ -182,3 +182,16 @@ def test_check_notices_a_block_that_leaked():
     tables.pool.take()
     with pytest.raises(Inconsistent):
         tables.check()
+
+
+def test_trimming_gives_back_what_is_not_needed():
+    tables = build()
+    tables.admit(1, TEXT[:6], "", True)
+    tables.grow(1, 15)
+    held, num_free = list(tables.blocks(1)), tables.num_free
+    tables.trim(1, 9)
+    assert tables.blocks(1) == held[: tables.blocks_for(9)]
+    assert tables.num_free == num_free + tables.blocks_for(15) - tables.blocks_for(9)
+    tables.trim(1, 9)
+    assert tables.blocks(1) == held[: tables.blocks_for(9)]
+    tables.check()

@@ -21,7 +21,10 @@ from tests.fleet.launchd import read_job
 from tests.fleet.releases import make_release
 
 ROOT = Path(__file__).parent.parent
-SCRIPTS = sorted([*ROOT.glob("launchd/*.sh"), *ROOT.glob("ansible/roles/*/files/*.sh"), ROOT / "ops/setup.sh"])
+SCRIPTS = sorted([*ROOT.glob("launchd/*.sh"), *ROOT.glob("ansible/roles/*/files/*.sh"), *ROOT.glob("ops/**/*.sh")])
+YAML_RULES = (
+    "{extends: default, rules: {document-start: disable, line-length: disable, braces: {max-spaces-inside: 1}}}"
+)
 MACS = {"mlxcel_fleet_label": "mlxcel.server", "mlxcel_fleet_home": "/opt/mlxcel", "mlxcel_fleet_account": "_mlxcel"}
 NUMBERS = {"throttle_s": 15, "exit_timeout_s": 75, "open_files": 20000, "wired_limit_mb": 49152}
 
@@ -46,6 +49,45 @@ def test_shell_scripts() -> None:
 def test_containerfile() -> None:
     # Versions of Debian's packages are what its stable release has.
     run(tool("hadolint"), "--ignore", "DL3008", "ops/Containerfile")
+
+
+def test_yaml() -> None:
+    files = [*ROOT.glob("ops/**/*.y*ml"), *ROOT.glob("ansible/**/*.yml")]
+    assert len(files) > 20
+    run(tool("yamllint"), "--strict", "-d", YAML_RULES, *files)
+
+
+def test_containers_of_compose_have_no_rights_and_time_to_drain() -> None:
+    server = yaml.safe_load((ROOT / "ops/compose.yaml").read_text())["services"]["server"]
+    assert (server["read_only"], server["cap_drop"]) == (True, ["ALL"])
+    assert server["security_opt"] == ["no-new-privileges:true"]
+    drain_s = float(server["environment"]["MLXCEL_DRAIN_TIMEOUT"])
+    assert int(server["stop_grace_period"].removesuffix("s")) >= drain_s + 5
+
+
+def test_old_generations_go_with_their_releases_but_never_what_is_current_or_previous(tmp_path: Path) -> None:
+    for age, (generation, release) in enumerate(
+        [("a1", "1"), ("b2", "2"), ("c3", "3"), ("d4", "4"), ("e5", "4"), ("f6", "5")]
+    ):
+        folder = tmp_path / "generations" / generation
+        folder.mkdir(parents=True)
+        (tmp_path / "releases" / release).mkdir(parents=True, exist_ok=True)
+        (folder / "release").symlink_to(f"../../releases/{release}")
+        os.utime(folder, (1_000_000 + age, 1_000_000 + age))
+    (tmp_path / "generations/.draft-x").mkdir()
+    (tmp_path / "current").symlink_to("generations/b2")
+    (tmp_path / "previous").symlink_to("generations/f6")
+    script = ROOT / "ansible/roles/mlxcel/files/prune.sh"
+
+    def prune(kept: int) -> list[str]:
+        words = ["/bin/sh", str(script), str(tmp_path), str(kept)]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    assert sorted(prune(3)) == ["generation a1", "generation c3", "release 1", "release 3"]
+    assert sorted(path.name for path in (tmp_path / "generations").iterdir()) == ["b2", "d4", "e5", "f6"]
+    assert sorted(path.name for path in (tmp_path / "releases").iterdir()) == ["2", "4", "5"]
+    assert prune(3) == [], "again: nothing to do"
+    assert sorted(prune(1)) == ["generation d4", "generation e5", "release 4"]
 
 
 def test_playbooks_by_the_production_profile() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -22,6 +23,7 @@ from tests.serving import ServerProcess, serving
 TEXT = "/v1/completions"
 STORY = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
 ENDLESS = STORY | {"max_tokens": 14000}
+EXIT_MARGIN_S = 15  # what the Ansible role gives a server on top of the drain before SIGKILL
 DRAINING = {"message": "Draining", "type": "unavailable_error", "param": None, "code": None}
 SHUTTING_DOWN = DRAINING | {"message": "Shutting down"}
 IMPATIENT = """
@@ -123,6 +125,22 @@ def test_what_still_runs_ends_with_a_proper_last_event(
             assert error_of(stream) == error
         assert (whole.result(5).status_code, whole.result().json()) == (503, {"error": error})
         assert "Traceback" not in server.log.read_text()
+
+
+def test_weights_and_pool_are_given_back_before_the_process_goes(tiny_model_dir: Path, tmp_path: Path) -> None:
+    with tiny(tmp_path, tiny_model_dir, DRAIN_TIMEOUT="1") as server, ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(last_events, server, ENDLESS)
+        wait_for(lambda: load_of(server) == (1, 0))
+        assert server.signal_and_wait(signal.SIGTERM, 1 + EXIT_MARGIN_S) == 0
+        assert error_of(stream) == DRAINING
+        log = server.log.read_text()
+    weights, held, freed = (
+        float(re.search(pattern, log)[1])  # type: ignore[index]
+        for pattern in (r"([\d.]+) MiB of weights loaded", r"freed: [\d.]+ of ([\d.]+) MiB", r"freed: ([\d.]+) of")
+    )
+    assert held >= weights + 256
+    assert freed == held
+    assert log.index("weights and pool freed") < log.index('"stopped"')
 
 
 def test_usr1_leaves_a_recording_that_replays(

@@ -87,17 +87,19 @@ def loaded(family: str, model: Any) -> LoadedModel:
     return LoadedModel(model, None, config, Path(family), 512, VOCABULARY, shapes, frozenset())
 
 
+@pytest.mark.parametrize("lookahead", [False, True], ids=["step by step", "lookahead"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_staggered_rows_equal_the_plain_forward(family: str) -> None:
+def test_staggered_rows_equal_the_plain_forward(family: str, lookahead: bool) -> None:
     plain = tiny(family, **FAMILIES[family])
     want = [plain_greedy(plain, prompt, NUM_NEW) for prompt in PROMPTS]
     engine = Engine(loaded(family, tiny(family, **FAMILIES[family])), num_blocks=64, block_size=4)
     for chunk in (3, 64):
-        scheduler = build_scheduler(64, 4, prefill_chunk=chunk)
+        scheduler = build_scheduler(64, 4, prefill_chunk=chunk, lookahead=lookahead)
         requests = [greedy_request(i, prompt, NUM_NEW) for i, prompt in enumerate(PROMPTS)]
         got = run(engine, scheduler, {2 * i: [request] for i, request in enumerate(requests)})
         for i, (tokens, logits) in enumerate(want):
             assert_same_tokens(got[i], tokens, logits)
+        assert (scheduler.snapshot().counters.lookahead_steps > 0) == lookahead
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -32,7 +32,7 @@ def sprung(name):
         return False
     return True
 
-evaluate, step, logits = engine._evaluate, engine.Engine.step, engine.Engine.logits
+evaluate, submit, logits = engine._evaluate, engine.Engine.submit, engine.Engine.logits
 uniform, feed, insert = sampler.uniform, StopStrings.feed, PrefixCache.insert
 
 def bad_evaluate(arrays):
@@ -40,15 +40,15 @@ def bad_evaluate(arrays):
         raise RuntimeError("out of memory")
     evaluate(arrays)
 
-def bad_step(self, plan):
+def bad_submit(self, plan):
     if sprung("die"):
         raise MemoryError("no more")
     if sprung("stick"):
         time.sleep(3600)
-    return step(self, plan)
+    return submit(self, plan)
 
-def bad_logits(self, rows):
-    out = logits(self, rows)
+def bad_logits(self, rows, before=None):
+    out = logits(self, rows, before)
     nan = [[float("nan") if row.sampling.seed == 99 else 0.0] for row in rows if row.draws]
     return out + mx.array(nan) if any(row.sampling.seed == 99 for row in rows) else out
 
@@ -67,7 +67,7 @@ def bad_insert(self, salt, parent, tokens, block):
         raise ValueError("ZEBRA")
     return insert(self, salt, parent, tokens, block)
 
-engine._evaluate, engine.Engine.step, engine.Engine.logits = bad_evaluate, bad_step, bad_logits
+engine._evaluate, engine.Engine.submit, engine.Engine.logits = bad_evaluate, bad_submit, bad_logits
 sampler.uniform, StopStrings.feed, PrefixCache.insert = bad_uniform, bad_feed, bad_insert
 
 from app.cli import entry
@@ -83,10 +83,13 @@ def trapped(folder: Path, model: Path, **settings: str) -> Any:
     return serving(folder, command=command, MODEL=str(model), BLAS="none", N_PARALLEL="8", **settings)
 
 
-@pytest.fixture(scope="module")
-def survivor(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module", params=["off", "on"], ids=["step by step", "lookahead"])
+def survivor(
+    request: pytest.FixtureRequest, tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     """A server that outlives what is done to it."""
-    with trapped(tmp_path_factory.mktemp("survivor"), tiny_model_dir) as process:
+    folder = tmp_path_factory.mktemp("survivor")
+    with trapped(folder, tiny_model_dir, DECODE_LOOKAHEAD=request.param) as process:
         yield process
 
 
@@ -168,7 +171,10 @@ def test_a_failed_evaluation_costs_no_stream_a_token(survivor: ServerProcess) ->
     assert_all_is_free(survivor)
 
 
-@pytest.mark.parametrize(("trap", "settings"), [("die", {}), ("stick", {"TICK_TIMEOUT": "1"})])
+@pytest.mark.parametrize(
+    ("trap", "settings"),
+    [("die", {}), ("stick", {"TICK_TIMEOUT": "1"}), ("stick", {"TICK_TIMEOUT": "1", "DECODE_LOOKAHEAD": "on"})],
+)
 def test_a_dead_or_stuck_loop_answers_everybody_and_leaves(
     tiny_model_dir: Path, tmp_path: Path, trap: str, settings: dict[str, str]
 ) -> None:

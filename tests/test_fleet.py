@@ -96,10 +96,9 @@ def test_gaps_are_kept_to_one_per_cent() -> None:
 
 def test_occupancy_loses_no_time_as_its_spans_widen() -> None:
     tally = Tally(2, span_s=0.1)
-    tally.occupy(0, 0.35, 10, 2, 1)
-    tally.occupy(1, 1.0, 4, 1, 0)
-    tally.occupy(0, 5000.0, 0, 0, 0)
-    tally.occupy(1, 5000.0, 0, 0, 0)
+    for host, now, *values in ((0, 0.35, 10, 2, 1), (1, 1.0, 4, 1, 0), (0, 5000.0, 0, 0, 0), (1, 5000.0, 0, 0, 0)):
+        for kind, value in enumerate(values):
+            tally.tell(host, kind, now, value)
     spans = tally.occupancy()
     assert len(spans) <= MAX_BINS
     total = sum(span.live_blocks * (min(span.at_s + tally.span_s, 5000.0) - span.at_s) for span in spans)

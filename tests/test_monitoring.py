@@ -131,6 +131,23 @@ def test_every_panel_shows_something(prometheus: tuple[str, str], file: Path) ->
 
 
 @needs_prometheus
+def test_what_every_alert_looks_at_is_there(prometheus: tuple[str, str]) -> None:
+    """Without its limits an alert's expression has an answer, so it can only be silent because nothing is wrong."""
+    url, _ = prometheus
+    expressions = alert_expressions(url)
+    assert len(expressions) == len(re.findall("alert:", (OPS / "prometheus/rules.yml").read_text()))
+    bare = {name: re.sub(r" (==|>|<) [\d.]+", "", expression) for name, expression in expressions.items()}
+    assert all(bare[name] != expressions[name] for name in bare)
+    assert [name for name in bare if not ask(url, bare[name])] == []
+
+
+def alert_expressions(url: str) -> dict[str, str]:
+    """Every alert's expression, as Prometheus has understood it."""
+    groups = httpx.get(f"{url}/api/v1/rules").json()["data"]["groups"]
+    return {rule["name"]: rule["query"] for group in groups for rule in group["rules"]}
+
+
+@needs_prometheus
 def test_the_rules_are_loaded_and_nothing_fires(prometheus: tuple[str, str]) -> None:
     url, _ = prometheus
     groups = httpx.get(f"{url}/api/v1/rules").json()["data"]["groups"]

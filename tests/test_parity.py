@@ -45,29 +45,38 @@ def engine(model_dir: Path, plain: Plain) -> Engine:
     return Engine(loader.load(model_dir, "auto"), NUM_BLOCKS, BLOCK_SIZE)
 
 
+@pytest.fixture(params=[False, True], ids=["step by step", "lookahead"])
+def lookahead(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 def check(got: dict[int, list[int]], plain: Plain) -> None:
     for i, (tokens, logits) in enumerate(plain):
         assert_same_tokens(got[i], tokens, logits)
 
 
-def test_alone(engine: Engine, prompts: list[list[int]], plain: Plain) -> None:
+def test_alone(engine: Engine, prompts: list[list[int]], plain: Plain, lookahead: bool) -> None:
     got: dict[int, list[int]] = {}
     for i, prompt in enumerate(prompts):
-        scheduler = build_scheduler(NUM_BLOCKS, BLOCK_SIZE)
+        scheduler = build_scheduler(NUM_BLOCKS, BLOCK_SIZE, lookahead=lookahead)
         got |= run(engine, scheduler, {0: [greedy_request(i, prompt, NUM_NEW)]})
     check(got, plain)
 
 
 @pytest.mark.parametrize("chunk", [7, 64, 512])
-def test_joining_and_leaving(engine: Engine, prompts: list[list[int]], plain: Plain, chunk: int) -> None:
-    scheduler = build_scheduler(NUM_BLOCKS, BLOCK_SIZE, num_slots=8, max_batch_size=8, prefill_chunk=chunk)
+def test_joining_and_leaving(
+    engine: Engine, prompts: list[list[int]], plain: Plain, chunk: int, lookahead: bool
+) -> None:
+    scheduler = build_scheduler(
+        NUM_BLOCKS, BLOCK_SIZE, lookahead=lookahead, num_slots=8, max_batch_size=8, prefill_chunk=chunk
+    )
     requests = [greedy_request(i, prompt, NUM_NEW) for i, prompt in enumerate(prompts)]
     order = requests[::2] + requests[1::2]
     check(run(engine, scheduler, {2 * at: [request] for at, request in enumerate(order)}), plain)
 
 
-def test_adopted_prefix_equals_cold(engine: Engine, prompts: list[list[int]], plain: Plain) -> None:
-    scheduler = build_scheduler(NUM_BLOCKS, BLOCK_SIZE, prefix_cache=True, num_slots=4)
+def test_adopted_prefix_equals_cold(engine: Engine, prompts: list[list[int]], plain: Plain, lookahead: bool) -> None:
+    scheduler = build_scheduler(NUM_BLOCKS, BLOCK_SIZE, lookahead=lookahead, prefix_cache=True, num_slots=4)
     for longer in (prompts[-1], prompts[-2]):
         run(engine, scheduler, {0: [greedy_request(99, longer, 1)]})
     # Asked again, the same prompts adopt all their blocks but the last token, the final one by copying it.
@@ -78,8 +87,10 @@ def test_adopted_prefix_equals_cold(engine: Engine, prompts: list[list[int]], pl
         assert_same_tokens(got[request.id], *plain[request.id])
 
 
-def test_a_prefix_that_ends_inside_a_block_is_copied(engine: Engine, prompts: list[list[int]], plain: Plain) -> None:
-    scheduler = build_scheduler(NUM_BLOCKS, BLOCK_SIZE, prefix_cache=True, num_slots=4)
+def test_a_prefix_that_ends_inside_a_block_is_copied(
+    engine: Engine, prompts: list[list[int]], plain: Plain, lookahead: bool
+) -> None:
+    scheduler = build_scheduler(NUM_BLOCKS, BLOCK_SIZE, lookahead=lookahead, prefix_cache=True, num_slots=4)
     shared = prompts[17][: 5 * BLOCK_SIZE + 7]
     run(engine, scheduler, {0: [greedy_request(98, [*shared, 400, 401, 402], 30)]})
     requests = [greedy_request(17, prompts[17], NUM_NEW), greedy_request(97, [*shared, 400, 401, 402], 30)]
@@ -88,27 +99,33 @@ def test_a_prefix_that_ends_inside_a_block_is_copied(engine: Engine, prompts: li
     assert_same_tokens(got[17], *plain[17])
 
 
-def test_requeued_and_resumed_equals_undisturbed(engine: Engine, prompts: list[list[int]], plain: Plain) -> None:
+def test_requeued_and_resumed_equals_undisturbed(
+    engine: Engine, prompts: list[list[int]], plain: Plain, lookahead: bool
+) -> None:
     # Eleven blocks hold three of these prompts, but not their output: somebody has to give way.
     chosen = (11, 12, 13, 14)
-    scheduler = build_scheduler(11, BLOCK_SIZE, num_slots=4, prefill_chunk=64)
+    scheduler = build_scheduler(11, BLOCK_SIZE, lookahead=lookahead, num_slots=4, prefill_chunk=64)
     got = run(engine, scheduler, {i: [greedy_request(n, prompts[n], NUM_NEW)] for i, n in enumerate(chosen)})
     assert scheduler.snapshot().counters.preemptions["reclaim"] >= 1
     for n in chosen:
         assert_same_tokens(got[n], *plain[n])
 
 
-def test_a_pool_that_grows_while_rows_decode(model_dir: Path, prompts: list[list[int]], plain: Plain) -> None:
+def test_a_pool_that_grows_while_rows_decode(
+    model_dir: Path, prompts: list[list[int]], plain: Plain, lookahead: bool
+) -> None:
     engine = Engine(loader.load(model_dir, "auto"), 4, BLOCK_SIZE)
-    scheduler = build_scheduler(4, BLOCK_SIZE, num_slots=8, max_batch_size=8, grows=True)
+    scheduler = build_scheduler(4, BLOCK_SIZE, lookahead=lookahead, num_slots=8, max_batch_size=8, grows=True)
     arrivals = {3 * i: [greedy_request(i, prompt, NUM_NEW)] for i, prompt in enumerate(prompts)}
     check(run(engine, scheduler, arrivals), plain)
     assert scheduler.snapshot().pool.num_blocks >= 32
     assert scheduler.snapshot().counters.preemptions == {}
 
 
-def test_a_cancel_disturbs_nobody(engine: Engine, prompts: list[list[int]], plain: Plain) -> None:
-    scheduler = build_scheduler(NUM_BLOCKS, BLOCK_SIZE, prefix_cache=True, num_slots=4, prefill_chunk=64)
+def test_a_cancel_disturbs_nobody(engine: Engine, prompts: list[list[int]], plain: Plain, lookahead: bool) -> None:
+    scheduler = build_scheduler(
+        NUM_BLOCKS, BLOCK_SIZE, lookahead=lookahead, prefix_cache=True, num_slots=4, prefill_chunk=64
+    )
 
     def leave(tick: int, scheduler: Scheduler) -> None:
         if tick == 3:
@@ -122,8 +139,8 @@ def test_a_cancel_disturbs_nobody(engine: Engine, prompts: list[list[int]], plai
         assert_same_tokens(got[request.id], *plain[request.id])
 
 
-def test_pool_is_written_in_place(engine: Engine, prompts: list[list[int]]) -> None:
-    scheduler = build_scheduler(NUM_BLOCKS, BLOCK_SIZE, num_slots=4)
+def test_pool_is_written_in_place(engine: Engine, prompts: list[list[int]], lookahead: bool) -> None:
+    scheduler = build_scheduler(NUM_BLOCKS, BLOCK_SIZE, lookahead=lookahead, num_slots=4)
     mx.clear_cache()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
@@ -131,11 +148,11 @@ def test_pool_is_written_in_place(engine: Engine, prompts: list[list[int]]) -> N
     assert mx.get_peak_memory() - before < engine.pool_bytes / 2, "a step copied the pool"
 
 
-def test_the_capital_of_france(model_dir: Path, engine: Engine) -> None:
+def test_the_capital_of_france(model_dir: Path, engine: Engine, lookahead: bool) -> None:
     tokenizer = loader.load_tokenizer(model_dir)
     question = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True)
     request = greedy_request(0, prompt, 32, end_tokens=frozenset(tokenizer.eos_token_ids))
-    got = run(engine, build_scheduler(NUM_BLOCKS, BLOCK_SIZE), {0: [request]})
+    got = run(engine, build_scheduler(NUM_BLOCKS, BLOCK_SIZE, lookahead=lookahead), {0: [request]})
     assert tokenizer.decode(got[0]) == "The capital of France is Paris.<|im_end|>"
     assert request.finish_reason is FinishReason.STOP

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.request import Request, State
+from app.request import FinishReason, Request, State
 from app.scheduler import policy
 
 
@@ -205,3 +205,17 @@ def test_what_has_waited_long_enough_is_not_preempted():
 def test_preemption_policies(name, victim):
     rows = [row(0, 3, priority=0), row(1, 8, priority=1), row(2, 4, priority=0), row(3, 4, priority=1)]
     assert policy.preemption_victim(rows, name).arrival == victim
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ([5], None),
+        ([5, 6], None),
+        ([5, 6, 7], FinishReason.LENGTH),
+        ([5, 1], FinishReason.STOP),
+        ([5, 6, 1], FinishReason.STOP),
+    ],
+)
+def test_end_reason(output, reason):
+    assert policy.end_reason(Request(0, [1, 1, *output], 2, 3, end_tokens=frozenset({1}))) is reason

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
+from openai.types import completion_create_params as completion_params
+from openai.types.chat import ChatCompletionStreamOptionsParam
+from openai.types.chat import completion_create_params as chat_completion_params
+from openai.types.shared_params import ReasoningEffort
 
-from app.api.fields import INERT, NEUTRAL, Limits
+from app.api.fields import INERT, Limits
 from app.api.parse import parse, unknown_fields
-from app.api.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from app.api.protocol import ChatBody, CompletionBody, DetokenizeBody, Generation, StreamOptions, TokenizeBody
 from app.errors import InvalidRequest
 from app.request import SamplingParams
 from app.service import Ask
+from ops.api_page import BEGIN, END, PAGE, fate, render_page
 
 DEFAULT = SamplingParams(temperature=0.6, top_p=0.9)
 LIMITS = Limits(vocab_size=100)
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+def tool(**fields: object) -> dict[str, object]:
+    return {"type": "function", "function": {"name": "f", **fields}}
 
 
 def chat(**fields: object) -> ChatBody:
@@ -64,10 +74,27 @@ def complete(**fields: object) -> CompletionBody:
         ({"stream": "yes"}, "stream: must be true or false"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage: must be true or false, got 1"),
         ({"model": 5}, "model: must be a string, got 5"),
+        ({"tools": {}}, "tools: must be a list"),
         ({"tools": [[]]}, "tools[0]: must be an object"),
+        ({"tools": [TOOL, {"type": "custom"}]}, "tools[1].type: only function tools are supported"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function: must be an object"),
+        ({"tools": [tool(name=None)]}, "tools[0].function.name: must be 1 to 64 letters, digits, and any of _ . -"),
+        ({"tools": [tool(name="a b")]}, "tools[0].function.name: must be 1 to 64 letters, digits, and any of _ . -"),
+        ({"tools": [tool(parameters=[])]}, "tools[0].function.parameters: must be an object"),
+        ({"tools": [tool(description=1)]}, "tools[0].function.description: must be a string"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls: must be true or false, got 1"),
+        (
+            {"reasoning_effort": "much"},
+            "reasoning_effort: must be one of 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'",
+        ),
         ({"priority": 2**31}, "priority: must be less than 2147483648, got 2147483648"),
-        ({"response_format": {"type": "json_object"}}, "response_format: this value is not supported by this server"),
-        ({"tool_choice": "required"}, "tool_choice: this value is not supported by this server"),
+        ({"tool_choice": "required"}, "tool_choice: only none and auto are supported: no call can be forced"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "add"}}},
+            "tool_choice: only none and auto are supported: no call can be forced",
+        ),
+        ({"tool_choice": ["auto"]}, "tool_choice: only none and auto are supported: no call can be forced"),
+        ({"moderation": {"model": "x"}}, "moderation: this value is not supported by this server"),
         ({"functions": [{}]}, "functions: this value is not supported by this server"),
         ({"modalities": ["text", "audio"]}, "modalities: this value is not supported by this server"),
         ({"audio": {"voice": "x"}}, "audio: this value is not supported by this server"),
@@ -88,6 +115,7 @@ def test_a_wrong_value_is_refused_in_plain_words(fields: dict[str, object], text
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"repetition_penalty": 1.1, "repeat_penalty": 1.2}, "repeat_penalty"),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}, "reasoning_effort"),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(fields: dict[str, object], param: str) -> None:
@@ -98,7 +126,15 @@ def test_fields_that_contradict_each_other_are_refused(fields: dict[str, object]
 
 @pytest.mark.parametrize(
     "fields",
-    [{"max_tokens": 0}, {"echo": True}, {"suffix": "x"}, {"best_of": 3, "n": 2}, {"logprobs": 21}, {"logprobs": True}],
+    [
+        {"max_tokens": 0},
+        {"echo": True, "logprobs": 0},
+        {"echo": 1},
+        {"suffix": "x"},
+        {"best_of": 3, "n": 2},
+        {"logprobs": 21},
+        {"logprobs": True},
+    ],
 )
 def test_text_completions_refuse_what_they_do_not_do(fields: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -261,10 +297,61 @@ def test_null_content_beside_tool_calls_becomes_empty_text() -> None:
 
 
 def test_tools_and_template_options_reach_the_template() -> None:
-    tools = [{"type": "function"}]
-    assert chat(tools=tools, chat_template_kwargs={"a": 1}).template == {"tools": tools, "a": 1}
-    assert chat(tools=tools, tool_choice="none").template == {}
+    given = chat(tools=[TOOL], chat_template_kwargs={"a": 1})
+    assert given.template == {"tools": [TOOL], "a": 1}
+    assert given.ask(DEFAULT, LIMITS).tools == (TOOL,)
     assert chat(tools=[]).template == {}
+
+
+def test_tools_that_may_not_be_called_are_neither_shown_nor_read() -> None:
+    given = chat(tools=[TOOL], tool_choice="none")
+    assert (given.template, given.ask(DEFAULT, LIMITS).tools) == ({}, ())
+
+
+def test_null_members_of_a_function_are_absent() -> None:
+    given = chat(tools=[tool(parameters=None, strict=None, description=None)])
+    assert given.tools == [{"type": "function", "function": {"name": "f"}}]
+
+
+def test_one_call_at_a_time_reaches_the_service() -> None:
+    assert ask().many_calls
+    assert not ask(parallel_tool_calls=False).many_calls
+
+
+@pytest.mark.parametrize(
+    ("fields", "template"),
+    [
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            {"reasoning_effort": "none", "enable_thinking": True},
+        ),
+        ({"reasoning_effort": None}, {}),
+    ],
+)
+def test_reasoning_effort_is_an_option_of_the_template(fields: dict[str, object], template: dict[str, object]) -> None:
+    assert chat(**fields).template == template
+
+
+@pytest.mark.parametrize(
+    ("fields", "template", "unread"),
+    [
+        ({"tools": [TOOL]}, "{{ messages }}", ["tools"]),
+        ({"tools": [TOOL]}, "{{ tools }}", []),
+        ({"tools": [TOOL], "reasoning_effort": "low"}, "", []),
+        ({"tools": [TOOL], "tool_choice": "none"}, "{{ messages }}", []),
+        ({"reasoning_effort": "low"}, "{{ enable_thinking }}", ["reasoning_effort"]),
+        ({"reasoning_effort": "none"}, "{{ enable_thinking }}", []),
+        ({"reasoning_effort": "low"}, "{{ reasoning_effort }}", []),
+        ({"tools": [TOOL], "reasoning_effort": "none"}, "{{ messages }}", ["tools", "reasoning_effort"]),
+        ({}, "{{ messages }}", []),
+    ],
+)
+def test_a_field_is_unread_where_the_template_has_no_place_for_it(
+    fields: dict[str, object], template: str, unread: list[str]
+) -> None:
+    assert chat(**fields).unread(template) == unread
 
 
 def test_unknown_fields_are_named_in_a_form_fit_for_a_header() -> None:
@@ -289,7 +376,48 @@ def test_token_ids_are_integers() -> None:
         parse(DetokenizeBody, {"tokens": [1, True]})
 
 
-def test_the_api_page_names_every_field() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "api.md").read_text()
-    known = {*ChatBody.model_fields, *CompletionBody.model_fields, *INERT, *NEUTRAL["chat"], *NEUTRAL["completion"]}
-    assert [name for name in sorted(known) if f"`{name}`" not in page] == []
+@pytest.mark.parametrize(
+    ("kind", "params"),
+    [
+        (ChatBody, chat_completion_params.CompletionCreateParamsNonStreaming),
+        (ChatBody, chat_completion_params.CompletionCreateParamsStreaming),
+        (CompletionBody, completion_params.CompletionCreateParamsNonStreaming),
+        (CompletionBody, completion_params.CompletionCreateParamsStreaming),
+    ],
+)
+def test_every_field_of_the_openai_package_is_honoured_inert_or_refused(kind: type[Generation], params: type) -> None:
+    fields = get_type_hints(params)
+    assert len(fields) > 15
+    assert [name for name in fields if not fate(kind, name)] == []
+
+
+def test_stream_options_are_those_of_the_openai_package() -> None:
+    assert get_type_hints(ChatCompletionStreamOptionsParam).keys() == StreamOptions.model_fields.keys()
+
+
+def test_every_effort_of_the_openai_package_is_taken() -> None:
+    (efforts,) = (option for option in get_args(ReasoningEffort) if option is not type(None))
+    assert [chat(reasoning_effort=effort).reasoning_effort for effort in get_args(efforts)] == list(get_args(efforts))
+
+
+def test_the_table_of_fields_is_up_to_date() -> None:
+    page = PAGE.read_text()
+    assert page.count(BEGIN) == page.count(END) == 1
+    assert page == render_page(page), "run `make docs`"
+    for kind in (ChatBody, CompletionBody):
+        assert [name for name in sorted(kind.known_fields()) if f"\n| `{name}` |" not in page] == []
+
+
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
+def test_what_the_table_calls_refused_is_refused(kind: type[Generation]) -> None:
+    needed = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}
+    refused = [name for name in kind.known_fields() if fate(kind, name).startswith("refused")]
+    assert refused
+    for name in refused:
+        with pytest.raises(InvalidRequest) as caught:
+            parse(kind, {**needed, name: {"some": "thing"}})
+        assert caught.value.param == name
+        for value in kind.neutral[name]:
+            parse(kind, {**needed, name: value})
+    for name in INERT:
+        parse(kind, {**needed, name: {"some": "thing"}})

@@ -20,7 +20,7 @@ import pytest
 
 from tests.fleet import hosts as fleet_hosts
 from tests.fleet.hosts import Host
-from tests.fleet.releases import make_release
+from tests.fleet.releases import make_python, make_release
 
 ROOT = Path(__file__).parent.parent
 ANSIBLE = shutil.which("ansible-playbook", path=f"{sys.prefix}/bin:{os.environ['PATH']}")
@@ -52,6 +52,7 @@ class Fleet:
     folder: Path
     servers: list[Host]
     gateway: str
+    alone: Host
     linux: Host | None
     variables: dict[str, Any]
 
@@ -130,15 +131,19 @@ def fleet(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     shutil.copytree(tiny_model_dir, model)
     sums = [sys.executable, str(ROOT / "ansible/roles/mlxcel/files/sums.py"), "write", str(model)]
     subprocess.run(sums, check=True)
-    names = ["mac-01", "mac-02", "mac-03", "gateway"] + ["linux-01"] * Path("/lib/systemd/systemd").exists()
+    names = ["mac-01", "mac-02", "mac-03", "gateway", "mac-alone"] + ["linux-01"] * Path(
+        "/lib/systemd/systemd"
+    ).exists()
     with fleet_hosts.hosts(folder, names) as made:
-        servers, gateway, linux = made[:3], made[3], made[4] if len(made) > 4 else None
+        servers, (gateway, alone, *others) = made[:3], made[3:]
+        linux = others[0] if others else None
         write_inventory(folder / "inventory.json", {"mlxcel_servers": servers, "mlxcel_balancers": [gateway]})
         write_inventory(folder / "linux.json", {"mlxcel_servers": [linux] if linux else []})
         yield Fleet(
             folder,
             servers,
             f"http://{gateway.address}:8080",
+            alone,
             linux,
             {
                 "mlxcel_fleet_platform": "Darwin",
@@ -257,6 +262,23 @@ def test_a_release_that_fails_stops_at_the_first_host_and_is_taken_back(fleet: F
     assert "0.1.2" not in fleet.servers[0].run("ls /opt/mlxcel/generations/*/release/lib/python*/site-packages")
 
 
+def test_a_release_with_more_errors_than_the_one_before_is_taken_back(fleet: Fleet) -> None:
+    """It starts, and it answers; but every second request is refused, and the one before refused none."""
+    before, version = state_of(fleet.servers[0]) | {"pid": ""}, version_of(fleet.servers[0])
+    old = "    unknown = unknown_fields(kind, value)"
+    new = """    _read.asked = getattr(_read, "asked", 0) + 1
+    if _read.asked % 2 == 0:
+        raise InvalidRequest("broken", "n")
+"""
+    broken = make_release(fleet.folder, "0.1.3", {"app/api/completions.py": (old, new + old)})
+    played = fleet.play("upgrade", "-l", "mac-01", mlxcel_fleet_release=str(broken))
+    assert played.code != 0
+    assert "at most 0 errors" in played.text
+    assert "back on generation" in played.text
+    assert state_of(fleet.servers[0]) | {"pid": ""} == before
+    assert version_of(fleet.servers[0]) == version
+
+
 def test_launchd_is_played_as_the_contract_has_it(fleet: Fleet) -> None:
     """The same script asks the stand-in here and launchd itself on a Mac (`make mac-contract`)."""
     claims = fleet.servers[0].run(f"sh {ROOT}/launchd/contract.sh").splitlines()
@@ -301,6 +323,33 @@ def test_uninstall_leaves_nothing(fleet: Fleet) -> None:
         assert left == []
         assert host.run("launchctl list").splitlines() == ["PID\tStatus\tLabel"]
         assert host.run("id _mlxcel; pgrep -f mlxcel", check=False) == ""
+
+
+# install.sh in a checkout of its own, which it may write to. The set-up is left out: it needs a network.
+CHECKOUT = """mkdir -p /srv/mlxcel/.venv/bin /srv/mlxcel/ops && cd /srv/mlxcel
+cp -r {root}/launchd {root}/ansible . && cp -r {root}/ops/haproxy ops/
+printf '#!/bin/sh\n' > ops/setup.sh
+for name in python ansible-playbook; do printf '#!/bin/sh\nexec {venv}/bin/%s "$@"\n' $name > .venv/bin/$name; done
+chmod +x ops/setup.sh .venv/bin/*"""
+
+
+def test_one_mac_by_itself_with_a_python_that_is_carried_along(fleet: Fleet) -> None:
+    host, install = fleet.alone, "cd /srv/mlxcel && LC_ALL=C.UTF-8 launchd/install.sh"
+    python = make_python(fleet.folder)
+    given = fleet.folder / "alone.json"
+    given.write_text(json.dumps(fleet.variables | {"mlxcel_fleet_python_archive": str(python)}))
+    host.run(CHECKOUT.format(root=ROOT, venv=sys.prefix))
+    assert "not installed" in host.run(f"{install} status")
+    host.run(f"{install} install {fleet.variables['mlxcel_fleet_release']} -e @{given}")
+    state = dict(line.split("=", 1) for line in host.run(f"{install} status").splitlines())
+    assert state["running"] == state["current"] != ""
+    assert host.run(f"readlink /proc/{state['pid']}/exe").startswith("/opt/mlxcel/python/bin/python3")
+    assert "ready" in host.run("cat /opt/mlxcel/log/server.log")
+    with pytest.raises(httpx.TransportError):  # one machine serves itself alone
+        httpx.get(f"http://{host.address}:{PORT}/health")
+    host.run(f"{install} uninstall -e @{given}")
+    assert host.run("ls -d /opt/mlxcel /Library/LaunchDaemons/* 2>/dev/null; id _mlxcel 2>/dev/null", check=False) == ""
+    assert host.run("launchctl list").splitlines() == ["PID\tStatus\tLabel"]
 
 
 def test_a_linux_host_under_systemd(fleet: Fleet) -> None:

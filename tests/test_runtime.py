@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,8 @@ from app import runtime
 from app.errors import StartError, Unavailable
 from app.request import SamplingParams
 from app.runtime import Runtime
+from app.scheduler.recording import from_json
+from app.scheduler.replay import replay
 from app.service import Ask
 from app.settings import Settings
 
@@ -105,3 +108,40 @@ def test_a_start_with_the_real_model(model_dir: Path, tmp_path: Path) -> None:
         assert not started.failed.is_set()
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize(("deterministic", "lookahead"), [(False, "off"), (False, "on"), (True, "off")])
+def test_rows_propose_where_that_is_asked_for_and_not_in_deterministic_mode(
+    deterministic: bool, lookahead: str, tiny_model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The bias makes a text that repeats itself: one token."""
+
+    async def body() -> str:
+        settings = Settings(
+            model=str(tiny_model_dir),
+            cache_dir=tmp_path,
+            ctx_size=2048,
+            kv_cache_budget="8M",
+            draft_kind="prompt-lookup",
+            sdpa_deterministic=deterministic,
+            decode_lookahead=lookahead,
+            blas="none",
+        )
+        started = Runtime(settings)
+        await started.start()
+        assert started.service.card.speculative is not deterministic
+        sampling = SamplingParams(temperature=0.0, logit_bias=((50, 100.0),))
+        completion = await started.service.complete(["Once more:"], Ask(sampling, max_tokens=40))
+        text = "".join([delta.text async for delta in completion])
+        assert text == started.service.detokenize([50] * 40)
+        assert completion.usage.completion_tokens == 40
+        counters = started.service.snapshot().counters
+        assert (counters.spec_accepted_tokens > 20) is not deterministic
+        assert (counters.decode_steps < 12) is not deterministic
+        assert counters.decode_tokens == 39
+        assert replay(from_json(json.loads(json.dumps(await started.service.recording())))).difference is None
+        await started.stop()
+        return caplog.text
+
+    log = asyncio.run(body())
+    assert ("MLXCEL_DRAFT_KIND=prompt-lookup has no effect" in log) is deterministic

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -12,8 +15,9 @@ import pytest
 
 from app.engine import sampler
 from app.engine.sampler import Drawing, uniform
-from app.request import SamplingParams
+from app.request import Constraint, SamplingParams
 from app.scheduler.plan import Draw, Row
+from app.scheduler.speculation import right
 
 VOCABULARY = 1000
 
@@ -32,8 +36,6 @@ def one_row(params: SamplingParams, logits: Sequence[float], **history: object) 
 
 
 def frequencies(params: SamplingParams, logits: mx.array, num_draws: int) -> Counter[int]:
-    from dataclasses import replace
-
     crowd = [replace(params, seed=seed) for seed in range(num_draws)]
     return Counter(d.token for d in draw(mx.broadcast_to(logits, (num_draws, logits.size)), crowd))
 
@@ -47,6 +49,52 @@ def test_noise_is_uniform_and_keyed_by_seed_and_position() -> None:
     assert len({uniform(1, 2), uniform(2, 1), uniform(1, 3), uniform(3, 2)}) == 4
     assert uniform(-5, 7) == uniform(-5, 7)
     assert uniform(2**64 + 3, 1) == uniform(3, 1)
+
+
+def chi_square(counts: Counter[Any], shares: dict[Any, float]) -> float:
+    total = counts.total()
+    assert not set(counts) - set(shares)
+    return sum((counts[key] - total * share) ** 2 / (total * share) for key, share in shares.items())
+
+
+@pytest.mark.parametrize("drafted", [(0, 0), (1, 2), (3, 1)])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(temperature=0.6), SamplingParams(top_k=3), SamplingParams(top_p=0.9)]
+)
+def test_answers_with_drafts_have_the_distribution_of_those_without(
+    params: SamplingParams, drafted: tuple[int, int]
+) -> None:
+    """Two positions are proposed; what is kept is counted whole: one token, two, or all three."""
+    num_draws = 6000
+    logits = mx.array([[1.0, 0.6, 0.2, -0.5], [0.3, 1.2, 0.0, 0.4], [0.0, -0.2, 0.9, 0.1]])
+    rows = [Row(seed, (0,), 0, 3, (0,), True, 1, replace(params, seed=seed), drafted) for seed in range(num_draws)]
+    drawing = Drawing(mx.tile(logits, (num_draws, 1)), [one for row in rows for one in row.each_draw()])
+    mx.eval(drawing.arrays())
+    drawn = [draw.token for draw in drawing.read()]
+    kept: Counter[tuple[int, ...]] = Counter()
+    for i in range(num_draws):
+        own = tuple(Draw(token) for token in drawn[3 * i : 3 * i + 3])
+        kept[tuple(draw.token for draw in right(drafted, own))] += 1
+    want = np.array(mx.softmax(logits / params.temperature, axis=-1), np.float64)
+    for at, row in enumerate(want):
+        order = np.argsort(-row)
+        inside = np.cumsum(row[order]) - row[order] < params.top_p
+        want[at, order[~inside]] = 0.0
+        want[at, order[params.top_k or 4 :]] = 0.0
+    want /= want.sum(axis=-1, keepdims=True)
+    shares: dict[tuple[int, ...], float] = {}
+    for first, second, third in itertools.product(range(4), repeat=3):
+        run = (first,) if first != drafted[0] else (first, second) if second != drafted[1] else (first, second, third)
+        share = want[0][first] * want[1][second] * want[2][third]
+        if share:
+            shares[run] = shares.get(run, 0.0) + share
+    freedom = len(shares) - 1
+    allowed = freedom + 4 * math.sqrt(2 * freedom)  # four deviations above the mean
+    assert chi_square(kept, shares) < allowed
+    if want[0][drafted[0]]:  # had the draft been taken more often than that, it would show
+        weights = {run: share * (1.6 if run[0] == drafted[0] else 1.0) for run, share in shares.items()}
+        biased = {run: weight / sum(weights.values()) for run, weight in weights.items()}
+        assert chi_square(kept, biased) > allowed
 
 
 def test_greedy_takes_the_largest() -> None:
@@ -213,3 +261,104 @@ def test_a_draw_that_cannot_be_built_costs_nobody_else_theirs() -> None:
     assert "secret" not in failures[1]
     assert sampler.draw_rows(mx.array([[1.0, 2.0]]), [rows[1]])[0] is None
     assert sampler.draw_rows(mx.array([[1.0, 2.0]]), []) == (None, {})
+
+
+class Only:
+    """Allows the same tokens at every place, as far as it knows any: a vocabulary of 8 and more."""
+
+    def __init__(self, *tokens: int, num_bytes: int = VOCABULARY // 8) -> None:
+        self.tokens = tokens
+        self.num_bytes = num_bytes
+
+    def mask(self, tokens: Sequence[int]) -> bytes:
+        bits = np.zeros(8 * self.num_bytes, np.uint8)
+        bits[list(self.tokens)] = 1
+        return np.packbits(bits, bitorder="little").tobytes()
+
+
+class Lost:
+    def mask(self, tokens: Sequence[int]) -> bytes:
+        raise ValueError("secret")
+
+
+def constrained(i: int, sampling: SamplingParams, constraint: Constraint | None) -> Row:
+    return Row(i, (0,), 0, 1, (0,), True, 1, sampling, constraint=constraint)
+
+
+def drawn(logits: mx.array, rows: Sequence[Row]) -> list[Draw]:
+    drawing = Drawing(logits, rows)
+    mx.eval(drawing.arrays())
+    assert drawing.unsound() == []
+    return drawing.read()
+
+
+KINDS = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(),
+    SamplingParams(top_p=0.5),
+    SamplingParams(top_k=1),
+    SamplingParams(min_p=0.3, repetition_penalty=1.5),
+    SamplingParams(logit_bias=((5, 100.0), (700, -100.0))),
+    SamplingParams(top_p=0.9, num_logprobs=3),
+]
+
+
+@pytest.mark.parametrize("params", KINDS)
+def test_a_constrained_row_draws_what_it_may(params: SamplingParams) -> None:
+    from dataclasses import replace
+
+    logits = mx.random.normal((200, VOCABULARY), key=mx.random.key(6)) * 3
+    rows = [constrained(i, replace(params, seed=i), Only(700, 701, 999)) for i in range(200)]
+    seen = {draw.token for draw in drawn(logits, rows)}
+    assert seen <= {700, 701, 999}
+    assert len(seen) > 1
+    assert drawn(logits[:1], [constrained(0, params, Only(3))])[0].token == 3
+
+
+def test_only_what_is_allowed_counts_for_a_nucleus() -> None:
+    logits = mx.log(mx.array([0.9, 0.05, 0.04, 0.01, 0.0, 0.0, 0.0, 0.0]))
+    allowed = Only(1, 2, 3, num_bytes=1)
+    rows = [constrained(i, SamplingParams(seed=i, top_p=0.8), allowed) for i in range(300)]
+    assert {draw.token for draw in drawn(mx.broadcast_to(logits, (300, 8)), rows)} == {1, 2}
+
+
+def test_a_constraint_that_knows_fewer_tokens_than_the_model_allows_no_others() -> None:
+    rows = [constrained(0, SamplingParams(temperature=0.0), Only(2, num_bytes=1))]
+    assert drawn(mx.arange(100)[None], rows)[0].token == 2
+
+
+def test_neighbours_of_a_constrained_row_keep_their_bits() -> None:
+    logits = mx.random.normal((3, VOCABULARY), key=mx.random.key(7))
+    for params in KINDS:
+        plain = [constrained(i, params, None) for i in range(3)]
+        mixed = [plain[0], constrained(1, params, Only(4, 5)), plain[2]]
+        one, other = Drawing(logits, plain).logits, Drawing(logits, mixed).logits
+        assert mx.array_equal(one[mx.array([0, 2])], other[mx.array([0, 2])]).item()
+        assert not mx.array_equal(one[1], other[1]).item()
+        alone, together = drawn(logits, plain), drawn(logits, mixed)
+        assert (together[0], together[2]) == (alone[0], alone[2])
+
+
+def test_logprobs_of_a_constrained_row_are_the_models_own() -> None:
+    logits = mx.array([[1.0, 3.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
+    (got,) = drawn(logits, [constrained(0, SamplingParams(temperature=0.0, num_logprobs=2), Only(0, num_bytes=1))])
+    want = np.array(logits[0] - mx.logsumexp(logits))
+    assert got.token == 0
+    assert got.logprob == pytest.approx(want[0], abs=1e-5)
+    assert [token for token, _ in got.top] == [1, 2]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_constraint_does_not_hide_logits_that_are_no_numbers(bad: float) -> None:
+    logits = mx.array([[0.0, bad, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
+    rows = [constrained(0, SamplingParams(temperature=0.0), Only(0, num_bytes=1))]
+    assert Drawing(logits, rows).unsound() == rows
+
+
+def test_a_constraint_that_fails_costs_nobody_else_their_draw() -> None:
+    rows = [constrained(i, SamplingParams(temperature=0.0), Lost() if i == 1 else None) for i in range(3)]
+    drawing, failures = sampler.draw_rows(mx.array([[1.0, 2.0], [1.0, 2.0], [2.0, 1.0]]), rows)
+    assert drawing is not None
+    assert [draw.token for draw in drawing.read()] == [1, 0]
+    assert list(failures) == [1]
+    assert "secret" not in failures[1]

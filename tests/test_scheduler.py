@@ -37,7 +37,7 @@ class Bench:
     def tick(self, token: int = DRAWN, failing: tuple[int, ...] = ()) -> tuple[Plan, list[Event]]:
         self.now += 1.0
         plan = self.scheduler.plan(self.now)
-        draws = {row.request_id: Draw(token) for row in plan.rows if row.draws and row.request_id not in failing}
+        draws = {row.request_id: (Draw(token),) for row in plan.rows if row.draws and row.request_id not in failing}
         events = self.scheduler.apply(plan, Result(draws, dict.fromkeys(failing, "why")), self.now + 0.5)
         self.scheduler.check()
         return plan, events
@@ -573,7 +573,7 @@ def test_the_chunk_shrinks_into_the_budget():
         bench.now += 100.0
         plan = bench.scheduler.plan(bench.now)
         took_s = 0.1 + 0.002 * (plan.num_tokens - 1)
-        draws = {row.request_id: Draw(DRAWN) for row in plan.rows if row.draws}
+        draws = {row.request_id: (Draw(DRAWN),) for row in plan.rows if row.draws}
         bench.scheduler.apply(plan, Result(draws), bench.now + took_s)
         return plan.num_tokens - 1
 
@@ -600,7 +600,7 @@ def test_a_pool_without_bound_grows_before_anybody_loses_blocks():
         if plan.num_blocks:
             bench.scheduler.resized(plan.num_blocks, bench.now)
         else:
-            draws = {row.request_id: Draw(DRAWN) for row in plan.rows if row.draws}
+            draws = {row.request_id: (Draw(DRAWN),) for row in plan.rows if row.draws}
             bench.scheduler.apply(plan, Result(draws), bench.now)
     assert bench.tables.num_blocks == 32
     assert bench.scheduler.snapshot().counters.preemptions == {}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -13,9 +14,10 @@ from app.kv.block_pool import BlockPool
 from app.kv.block_table import BlockTables
 from app.kv.prefix_cache import PrefixCache
 from app.request import FinishReason, Request, State
-from app.scheduler.plan import Admitted, Draw, Event, Finished, Plan, Result, Token
+from app.scheduler.plan import Admitted, Draw, Event, Finished, Plan, Result, Row, Token
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.scheduler import Scheduler
+from app.scheduler.speculation import PromptLookup
 
 VOCABULARY = 3  # few tokens, so that prompts and answers keep meeting in the prefix cache
 
@@ -36,10 +38,16 @@ class PoisoningPool(BlockPool):
 
 @dataclass
 class FakeEngine:
-    """Holds the token itself where an engine holds its K and V, and draws by what it finds there."""
+    """Holds the token itself where an engine holds its K and V, and draws by what it finds there.
+
+    What steps ahead compute is in ``tails``, by request: its row, and tokens by position. ``astray`` are the requests
+    whose tails are wrong.
+    """
 
     pool: PoisoningPool
     block_size: int
+    tails: dict[int, tuple[Row, dict[int, int]]] = field(default_factory=dict)
+    astray: set[int] = field(default_factory=set)
 
     def run(self, plan: Plan, failing: int | None, breaks: bool) -> Result:
         """Read all copy sources, spoil what was taken since the last tick, then copy, check and write row by row.
@@ -47,10 +55,9 @@ class FakeEngine:
         ``breaks``: the whole forward fails and nothing is written at all, copies included.
         """
         content = self.pool.content
+        self.settle()
         sources = [list(content[source]) for source, _ in plan.copies]
-        for block in self.pool.taken:
-            content[block] = [None] * self.block_size
-        self.pool.taken.clear()
+        self.spoil()
         if breaks:
             return Result(failures={row.request_id: "broken" for row in plan.rows})
         for (_, target), copied in zip(plan.copies, sources, strict=True):
@@ -60,18 +67,65 @@ class FakeEngine:
             if index == failing:
                 result.failures[row.request_id] = "failed"
                 continue
+            tokens = [*row.tokens, *row.draft]
             for position in range(row.start, row.start + row.num_new):
-                content[row.blocks[position // self.block_size]][position % self.block_size] = row.tokens[position]
+                content[row.blocks[position // self.block_size]][position % self.block_size] = tokens[position]
         for index, row in enumerate(plan.rows):
             if index != failing:
                 num_tokens = row.start + row.num_new
                 seen = [token for block in row.blocks for token in content[block]][:num_tokens]
-                assert seen == row.tokens[:num_tokens], f"{row} sees other tokens: {seen}"
+                assert seen == [*row.tokens, *row.draft][:num_tokens], f"{row} sees other tokens: {seen}"
                 if row.draws:
-                    result.draws[row.request_id] = Draw(answer(row.tokens))
+                    ends = [draw.start + draw.num_new for draw in row.each_draw()]
+                    result.draws[row.request_id] = tuple(Draw(answer(seen[:end])) for end in ends)
         return result
 
+    def run_ahead(self, plan: Plan, before: Result, failing: int | None, breaks: bool, astray: int | None) -> Result:
+        """As ``run``, while the step that gives ``before`` counts as in flight: a row's token comes from there. Row
+        ``astray`` starts from another one. The pool is only read, and no further than the row had blocks before."""
+        if breaks:
+            return Result(failures={row.request_id: "broken" for row in plan.rows})
+        result = Result()
+        for index, row in enumerate(plan.rows):
+            drawn = before.draws.get(row.request_id)
+            if drawn is None or index == astray:
+                self.astray.add(row.request_id)
+            token = 0 if drawn is None else drawn[-1].token
+            tokens = [*row.tokens, token]
+            assert len(tokens) == row.start + 1
+            _, tail = self.tails.get(row.request_id, (row, {}))
+            tail[row.start] = token if row.request_id not in self.astray else -1
+            self.tails[row.request_id] = row, tail
+            if row.request_id in self.astray:
+                continue
+            if index == failing:
+                result.failures[row.request_id] = "failed"
+                continue
+            seen = [tail[i] if i in tail else self._pooled(row, i) for i in range(row.start + 1)]
+            assert seen == tokens, f"{row} sees other tokens: {seen}"
+            result.draws[row.request_id] = (Draw(answer(tokens)),)
+        return result
+
+    def settle(self) -> None:
+        """Put into the pool what was computed ahead."""
+        for row, tail in self.tails.values():
+            for position, token in tail.items():
+                if position // self.block_size < len(row.blocks):
+                    self.pool.content[row.blocks[position // self.block_size]][position % self.block_size] = token
+        self.tails.clear()
+        self.astray.clear()
+
+    def spoil(self) -> None:
+        for block in self.pool.taken:
+            self.pool.content[block] = [None] * self.block_size
+        self.pool.taken.clear()
+
+    def _pooled(self, row: Row, position: int) -> int | None:
+        return self.pool.content[row.blocks[position // self.block_size]][position % self.block_size]
+
     def lose_pool(self) -> None:
+        self.tails.clear()
+        self.astray.clear()
         self.pool.content[:] = [[None] * self.block_size for _ in self.pool.content]
 
 
@@ -81,6 +135,33 @@ def answer(tokens: Sequence[int]) -> int:
     for token in tokens:
         value = (value * 31 + token + 1) % 10007
     return value % VOCABULARY
+
+
+class WildDrafter:
+    """Proposes all the time: so many tokens that are right, and some that are not."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.right: dict[int, int] = {}
+        self.told: list[tuple[int, int]] = []
+
+    def draft(self, request: Request) -> tuple[int, ...]:
+        tokens = list(request.tokens)
+        self.right[request.id] = self.random.randint(0, 6)
+        for _ in range(self.right[request.id]):
+            tokens.append(answer(tokens))
+        tokens += [(answer(tokens) + 1) % VOCABULARY] * self.random.randint(0, 2)
+        return tuple(tokens[len(request.tokens) :])
+
+    def may_propose(self, request: Request) -> bool:
+        return True
+
+    def learn(self, request_id: int, num_proposed: int, num_right: int) -> None:
+        assert num_right == min(num_proposed, self.right[request_id]), "right as far as it was, and no further"
+        self.told.append((num_proposed, num_right))
+
+    def forget(self, request_id: int) -> None:
+        self.right.pop(request_id, None)
 
 
 SIZES = st.fixed_dictionaries(
@@ -105,6 +186,8 @@ CONFIG = st.fixed_dictionaries(
         "itl_budget_s": st.sampled_from((None, None, 0.5, 5.0)),
         "grant_interval": st.integers(1, 4),
         "grows": st.sampled_from((False, False, True)),
+        "prompt_lookup_max_batch": st.sampled_from((1, 2, 5)),
+        "lookahead": st.booleans(),
     }
 )
 ARRIVAL = st.fixed_dictionaries(
@@ -124,8 +207,8 @@ ARRIVAL = st.fixed_dictionaries(
 class SchedulerLaws(RuleBasedStateMachine):
     """Arrivals, cancels, stops and failures in any order, on a pool so small that reclaim and eviction are common."""
 
-    @initialize(sizes=SIZES, config=CONFIG)
-    def start(self, sizes, config):
+    @initialize(sizes=SIZES, config=CONFIG, drafts=st.sampled_from((None, "lookup", "wild")), seed=st.integers(0, 99))
+    def start(self, sizes, config, drafts, seed):
         block_size, num_blocks = sizes["block_size"], sizes["num_blocks"]
         self.capacity = num_blocks * block_size
         pool = PoisoningPool(num_blocks, block_size)
@@ -133,13 +216,15 @@ class SchedulerLaws(RuleBasedStateMachine):
         self.tables = BlockTables(pool, self.cache, block_size)
         self.engine = FakeEngine(pool, block_size)
         self.config = SchedulerConfig(**config)
-        self.scheduler = Scheduler(self.config, self.tables)
+        self.drafter = {None: None, "lookup": PromptLookup(), "wild": WildDrafter(seed)}[drafts]
+        self.scheduler = Scheduler(self.config, self.tables, self.drafter)
         self.now = 0.0
         self.all: dict[int, Request] = {}
         self.texts: list[list[int]] = [[]]
         self.events: dict[int, list[Event]] = {}
         self.stopped: dict[int, int] = {}
         self.seen: set[int] = set()
+        self.in_flight: tuple[Plan, Result] | None = None
 
     @rule(arrivals=st.lists(ARRIVAL, min_size=1, max_size=5))
     def arrive(self, arrivals):
@@ -185,9 +270,13 @@ class SchedulerLaws(RuleBasedStateMachine):
             self.scheduler.reset_prefix_cache()
             assert self.cache.num_entries == 0
 
-    @rule(failing=st.integers(0, 12), breaks=st.sampled_from((False,) * 9 + (True,)))
-    def tick(self, failing, breaks):
-        self.run_tick(failing, breaks)
+    @rule(
+        failing=st.integers(0, 12),
+        breaks=st.sampled_from((False,) * 9 + (True,)),
+        astray=st.one_of(st.none(), st.integers(0, 12)),
+    )
+    def tick(self, failing, breaks, astray):
+        self.run_tick(failing, breaks, astray=astray)
 
     @rule(sure=st.sampled_from((False,) * 9 + (True,)))
     def lose_pool(self, sure):
@@ -199,25 +288,62 @@ class SchedulerLaws(RuleBasedStateMachine):
         for _ in range(num):
             self.run_tick()
 
-    def run_tick(self, failing: int | None = None, breaks: bool = False, loses_pool: bool = False) -> None:
-        """One tick, in which the row at index ``failing`` fails, or all rows, or all that was ever computed is lost."""
+    def run_tick(
+        self,
+        failing: int | None = None,
+        breaks: bool = False,
+        loses_pool: bool = False,
+        astray: int | None = None,
+    ) -> None:
+        """One tick, in which the row at index ``failing`` fails, or all rows, or all that was ever computed is lost.
+        What goes wrong does so in the step that is submitted: with one in flight, in the one ahead of it."""
         self.now += 1.0
         before = {request.id: len(request.tokens) for request in self.all.values()}
         was_idle = self.scheduler.is_idle
-        plan = self.scheduler.plan(self.now)
-        if plan.num_blocks:
-            self.grow(plan, may_grow=failing is None)
-            return
-        self.look_at(plan, was_idle)
-        result = self.engine.run(plan, failing, breaks)
+        if self.in_flight is None:
+            plan = self.scheduler.plan(self.now)
+            if plan.num_blocks:
+                self.grow(plan, may_grow=failing is None)
+                return
+            self.look_at(plan, was_idle)
+            result = self.engine.run(plan, failing, breaks)
+        else:
+            plan, result = self.in_flight
+        wanted = [row.request_id for row in plan.rows if self.all[row.request_id].num_computed == row.start]
+        following = self.scheduler.ahead(plan)
+        if following is not None:
+            self.look_ahead(plan, following)
+            self.in_flight = following, self.engine.run_ahead(following, result, failing, breaks, astray)
+        else:
+            self.in_flight = None
         if loses_pool:
             self.engine.lose_pool()
+            self.in_flight = None
             self.record(self.scheduler.lose_pool(plan, self.now))
             return
         took_s = 0.1 * len(plan.rows) + 0.2 * plan.num_tokens
+        running = [request_id for request_id in wanted if self.all[request_id].slot is not None]
         self.record(self.scheduler.apply(plan, result, self.now + took_s))
+        if plan.num_ahead:
+            self.engine.spoil()
+        drafts = {row.request_id: row.draft for row in plan.rows}
         for request_id in result.draws:
-            assert len(self.all[request_id].tokens) == before[request_id] + 1
+            num_more = len(self.all[request_id].tokens) - before[request_id]
+            assert (1 <= num_more <= 1 + len(drafts[request_id])) if request_id in running else num_more == 0
+
+    def look_ahead(self, plan: Plan, following: Plan) -> None:
+        """What no step ahead may do: take a block, begin or go beyond an answer, or be submitted beside other work."""
+        assert self.config.lookahead
+        assert following.num_ahead == plan.num_ahead + 1 <= self.tables.block_size
+        assert self.engine.pool.taken == []
+        running = {request.id for request in self.live() if request.slot is not None}
+        assert [row.request_id for row in following.rows] == [row.request_id for row in plan.rows]
+        assert running == {row.request_id for row in following.rows}
+        for row in following.rows:
+            request = self.all[row.request_id]
+            assert not row.draft
+            assert row.start == request.num_computed + 1 == len(request.tokens)
+            assert request.num_output + 1 < request.max_tokens
 
     def grow(self, plan: Plan, may_grow: bool) -> None:
         """A pool without bound is short: memory for it is there, or not."""
@@ -254,8 +380,15 @@ class SchedulerLaws(RuleBasedStateMachine):
             request = self.all[row.request_id]
             assert request.state in (State.PREFILLING, State.DECODING)
             assert row.start == request.num_computed
-            assert row.start + row.num_new <= len(request.tokens)
-            assert row.draws == (row.start + row.num_new == len(request.tokens))
+            num_own = row.num_new - len(row.draft)
+            assert 0 < row.start + num_own <= len(request.tokens)
+            assert row.draws == (row.start + num_own == len(request.tokens))
+            if row.draft:
+                assert (request.state, num_own) == (State.DECODING, 1)
+                assert request.num_output + len(row.draft) < request.max_tokens, "the answer has room for all of it"
+        num_decoding = sum(self.all[request_id].state is State.DECODING for request_id in ids)
+        if num_decoding > self.config.prompt_lookup_max_batch or self.drafter is None:
+            assert not any(row.draft for row in plan.rows)
         chunks = [row for row in plan.rows if self.all[row.request_id].state is State.PREFILLING]
         assert len(chunks) <= self.config.max_batch_prefill
         if len(chunks) < len(plan.rows) and self.config.prefill_chunk != 0:
@@ -288,6 +421,14 @@ class SchedulerLaws(RuleBasedStateMachine):
         assert snapshot.total_completed == len(self.all) - len(live)
         seats = {view.id: view.request_id for view in snapshot.slots if view.is_busy}
         assert seats == {r.slot: r.id for r in live if r.slot is not None}
+        for request in live:
+            if request.state is State.DECODING:
+                num_held = len(self.tables.blocks(request.id))
+                assert num_held == self.tables.blocks_for(len(request.tokens) - 1), "no block is held for a draft"
+        if isinstance(self.drafter, WildDrafter):
+            told = [sum(numbers) for numbers in zip(*self.drafter.told, strict=True)] or [0, 0]
+            counters = snapshot.counters
+            assert [counters.spec_proposed_tokens, counters.spec_accepted_tokens] == told
         if not live:
             assert self.scheduler.is_idle
             assert snapshot.pool.live == 0
@@ -309,7 +450,7 @@ class SchedulerLaws(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         bound = 20 + sum(4 * (len(r.tokens) + r.max_tokens) * (1 + len(r.tokens)) for r in self.live())
-        while not self.scheduler.is_idle:
+        while self.in_flight is not None or not self.scheduler.is_idle:
             self.run_tick()
             bound -= 1
             assert bound > 0, "no progress"

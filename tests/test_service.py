@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from app.scheduler.plan import Row
 from app.service import Ask, ModelCard, Service
 from app.text.chat import ChatText
 from app.text.detokenizer import Vocabulary
+from app.text.grammar import Grammars
 from app.worker import Worker
 from tests.played import PATIENCE_S, PlayedEngine, until, working
 
@@ -86,7 +87,8 @@ async def playing(
     async with working(engine, **options) as worker:
         observed: list[Any] = []
         service = Service(worker, lambda *times: observed.append(times))
-        service.open(card, ChatText(TOKENIZER, card.end_tokens), VOCABULARY)
+        grammars = Grammars(TOKENIZER, card.end_tokens, card.vocab_size)
+        service.open(card, ChatText(TOKENIZER, card.end_tokens), VOCABULARY, grammars)
         yield Stage(service, worker, engine, observed)
 
 

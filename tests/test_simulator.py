@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import random
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from app.kv.books import capture
 from app.scheduler.cost import M1_ULTRA_8B, CostModel
 from app.scheduler.fake_host import HostSpec
-from app.scheduler.fleet import simulate
+from app.scheduler.fleet import BALANCES, simulate
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.report import Target, report
 from app.scheduler.simulator import preemptions
@@ -68,6 +69,7 @@ WORKLOADS = {
     "overload": list(poisson(150, 2.0, MIXED, seed=4)),
     "bursty": list(bursty(150, 0.4, MIXED, seed=5, burst=7)),
     "conversations": list(multi_turn(120, 0.3, Shape(Lengths(5, 20), Lengths(2, 40)), seed=6, turns=4, think_s=3.0)),
+    "long prompts": list(poisson(100, 0.05, Shape(Lengths(5, 300), Lengths(2, 15)), seed=8)),
     "priorities": [
         arrival._replace(priority=number % 3) for number, arrival in enumerate(poisson(150, 0.5, MIXED, seed=7))
     ],
@@ -87,13 +89,68 @@ SPECS = {
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("spec", SPECS)
 def test_leaping_over_decode_ticks_changes_nothing(workload: str, spec: str) -> None:
+    assert_leaps_change_nothing(WORKLOADS[workload], SPECS[spec], COST)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_leaping_changes_nothing_whatever_the_load_and_the_host(seed: int) -> None:
+    source = random.Random(seed)
+    shape = Shape(
+        Lengths(1, source.choice((10, 60, 250))),
+        Lengths(1, source.choice((5, 60))),
+        source.choice((0, 2, 5)),
+        num_shared=source.randint(1, 40),
+    )
+    rate = source.choice((0.1, 0.5, 2.0))
+    arrivals = [
+        *poisson(40, rate, shape, seed),
+        *bursty(30, rate, shape, seed, burst=source.randint(1, 9)),
+    ]
+    arrivals = [arrival._replace(priority=source.choice((0, 0, 1, 5))) for arrival in arrivals]
+    for turn in multi_turn(
+        20, rate, Shape(Lengths(1, 20), Lengths(1, 20)), seed, turns=source.randint(1, 5), think_s=1.0
+    ):
+        after = None if turn.after is None else turn.after + 70
+        arrivals.append(turn._replace(prefix=turn.prefix + 5, after=after))
+    spec = HostSpec(
+        SchedulerConfig(
+            num_slots=source.randint(1, 6),
+            max_batch_size=source.randint(2, 6),
+            prefill_chunk=source.choice((None, None, 0, 7, 64)),
+            max_batch_prefill=source.randint(1, 4),
+            watermark=source.choice((0.0, 0.01, 0.2)),
+            itl_budget_s=source.choice((None, None, 1.3, 2.0)),
+            grant_interval=source.choice((0, 3, 16)),
+            enable_preemption=source.random() < 0.4,
+            preemption_policy=source.choice(("longest-first", "lowest-priority")),
+        ),
+        num_blocks=source.choice((30, 80, 400)),
+        block_size=source.choice((1, 4, 16)),
+        prefix_cache=source.random() < 0.9,
+        min_prefix=source.choice((1, 8, 32)),
+        ttl_s=source.choice((None, 5.0, 60.0)),
+        max_queue_depth=source.choice((2, 32, None)),
+    )
+    cost = CostModel(*(source.choice((0.01, 1.0)) * source.random() for _ in fields(CostModel)))
+    assert_leaps_change_nothing(arrivals, spec, cost, source.randint(1, 3), source.choice(list(BALANCES)))
+
+
+def assert_leaps_change_nothing(
+    arrivals: list[Arrival],
+    spec: HostSpec,
+    cost: CostModel,
+    num_hosts: int = 2,
+    balance: str = "least-connections",
+) -> None:
     """Equal to the bit: every moment, every count, and at the end every block in its place."""
-    leapt, stepped = (simulate(WORKLOADS[workload], SPECS[spec], COST, 2, leaps=leaps) for leaps in (True, False))
+    leapt, stepped = (simulate(arrivals, spec, cost, num_hosts, balance, leaps=leaps) for leaps in (True, False))
     assert leapt.outcomes == stepped.outcomes
     assert leapt.refused == stepped.refused
     assert preemptions(leapt.hosts) == preemptions(stepped.hosts)
     assert leapt.tally.num_gaps == stepped.tally.num_gaps
     assert leapt.tally.mean_gap_s == pytest.approx(stepped.tally.mean_gap_s, rel=1e-3)
+    spans = zip(leapt.tally.occupancy(), stepped.tally.occupancy(), strict=True)
+    assert all(ours == pytest.approx(theirs, abs=1e-6) for ours, theirs in spans)
     for ours, theirs in zip(leapt.hosts, stepped.hosts, strict=True):
         assert ours.num_ticks == theirs.num_ticks
         assert capture(ours.tables) == capture(theirs.tables)

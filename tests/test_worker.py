@@ -17,6 +17,7 @@ from app.errors import BackendError, EngineFault, InvalidRequest, MlxcelError, O
 from app.request import FinishReason, Request
 from app.scheduler.plan import Admitted, Draw, Finished, Result, Token
 from app.worker import Worker
+from tests import played
 from tests.driving import build_scheduler, greedy_request
 from tests.played import PATIENCE_S, Mailbox, PlayedEngine, until, working
 
@@ -31,6 +32,12 @@ def ask(request_id: int, max_tokens: int = 3, num_prompt: int = 5, **fields: Any
 
 def ended(mail: Mailbox, *ids: int) -> bool:
     return all(mail.of(request_id) and isinstance(mail.of(request_id)[-1], Finished | Refused) for request_id in ids)
+
+
+@pytest.fixture(params=[False, True], ids=["step by step", "lookahead"], autouse=True)
+def lookahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setitem(played.CONFIG, "lookahead", request.param)
+    return bool(request.param)
 
 
 @pytest.fixture
@@ -167,7 +174,7 @@ def test_a_request_the_scheduler_refuses_is_told_why() -> None:
     go(body())
 
 
-def test_cancel_frees_slot_and_blocks_by_the_next_tick_and_no_news_follow() -> None:
+def test_cancel_frees_slot_and_blocks_by_the_next_tick_and_no_news_follow(lookahead: bool) -> None:
     async def body() -> None:
         engine = PlayedEngine(num_steps=2)
         async with working(engine, capacity=2, num_slots=1, max_batch_size=1) as worker:
@@ -179,9 +186,9 @@ def test_cancel_frees_slot_and_blocks_by_the_next_tick_and_no_news_follow() -> N
             num_news = len(mail)
             worker.submit([ask(3, max_tokens=1), ask(4, max_tokens=1)], mail)  # its place is free at once
             engine.plans.clear()
-            engine.allow(1)
-            await until(lambda: engine.plans)
-            assert [row.request_id for row in engine.plans[0].rows] == [3]
+            engine.allow(1 + lookahead)  # a step that is in flight runs out
+            await until(lambda: len(engine.plans) == 1 + lookahead)
+            assert [row.request_id for row in engine.plans[-1].rows] == [3]
             engine.allow()
             await until(lambda: ended(mail, 3, 4) and worker.snapshot.num_active == 0)
             assert mail[num_news:] == mail.of(3) + mail.of(4)
@@ -207,6 +214,43 @@ def test_finish_counts_the_tokens_of_the_answer_only() -> None:
             assert counters.completed == {"stop": 1}
             assert counters.completion_tokens == 2
             assert len(mail) == 4
+
+    go(body())
+
+
+def test_the_next_step_is_submitted_before_the_tokens_of_the_last_are_read(lookahead: bool) -> None:
+    async def body() -> None:
+        engine = PlayedEngine(num_steps=2)
+        async with working(engine) as worker:
+            mail = Mailbox()
+            worker.submit([ask(1, max_tokens=8)], mail)
+            await until(lambda: len(engine.plans) == 3)
+            assert len(mail) == 3, "admitted, and two tokens"
+            await until(lambda: len(engine.submitted) == 3 + lookahead)
+            engine.allow()
+            await until(lambda: ended(mail, 1))
+            assert [news.draw.token for news in mail[1:-1]] == list(range(8))
+            assert (worker.snapshot.counters.lookahead_steps > 0) == lookahead
+
+    go(body())
+
+
+def test_nobody_waits_on_a_step_in_flight_that_is_not_wanted() -> None:
+    """All have left while it was in flight: it is waited for, the engine idles, and serves whoever comes."""
+
+    async def body() -> None:
+        engine = PlayedEngine(num_steps=2)
+        async with working(engine) as worker:
+            mail = Mailbox()
+            worker.submit([ask(1, max_tokens=50), ask(2, max_tokens=50)], mail)
+            await until(lambda: len(engine.plans) == 3)
+            worker.cancel([1, 2])
+            engine.allow()
+            await until(lambda: worker.tick_age_s() == 0.0)
+            assert worker.snapshot.num_active == worker.snapshot.pool.live == 0
+            worker.submit([ask(3)], mail)
+            await until(lambda: ended(mail, 3))
+            assert mail.of(3)[-1].reason is FinishReason.LENGTH
 
     go(body())
 
@@ -317,7 +361,7 @@ def test_a_request_that_waits_too_long_for_its_slot_is_refused() -> None:
 def test_a_failed_row_leaves_the_others_alone() -> None:
     async def body() -> None:
         engine = PlayedEngine()
-        engine.results.append(Result({2: Draw(7)}, {1: "not a number"}))
+        engine.results.append(Result({2: (Draw(7),)}, {1: "not a number"}))
         async with working(engine) as worker:
             mail = Mailbox()
             worker.submit([ask(1), ask(2)], mail)

@@ -43,15 +43,20 @@ def test_a_turn_has_all_that_was_said_before() -> None:
     assert [arrival.after for arrival in arrivals] == [None, 0, 1, None, 3, 4]
     assert arrivals[2].num_prompt > arrivals[1].num_prompt + arrivals[1].num_output
     first, second = tokens_of(0, arrivals[0]), tokens_of(1, arrivals[1])
-    answer = [first[-1] + 1 + i for i in range(arrivals[0].num_output)]
+    answer = list(range(len(first), len(first) + arrivals[0].num_output))
     assert second[: len(first) + len(answer)] == first + answer
-    assert not set(second) & set(tokens_of(3, arrivals[3]))
+    assert second[0] != tokens_of(3, arrivals[3])[0], "another conversation begins otherwise"
 
 
 def test_only_the_shared_part_is_shared() -> None:
     one, two = Arrival(0.0, 8, 1, prefix=1, num_shared=5), Arrival(0.0, 9, 1, prefix=1, num_shared=5)
-    assert tokens_of(0, one)[:5] == tokens_of(1, two)[:5]
-    assert not set(tokens_of(0, one)[5:]) & set(tokens_of(1, two)[5:])
+    first, second, strange = tokens_of(0, one), tokens_of(1, two), tokens_of(2, two._replace(prefix=2))
+    assert (len(first), len(second)) == (8, 9)
+    assert first[:5] == second[:5]
+    assert first[5] != second[5]
+    assert first[0] != strange[0]
+    alone = [tokens_of(index, Arrival(0.0, 3, 1)) for index in range(3)]
+    assert len({tokens[0] for tokens in [*alone, first, strange]}) == 5
 
 
 def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from app.completion import Delta, Timings, TokenLogprob, Usage
+from app.text.tool_calls import ToolCall
 
 LOGPROB_FLOOR = -9999.0  # JSON has no infinity
 
@@ -21,10 +22,8 @@ class Form(Protocol):
     def whole_object(self) -> str: ...
     @property
     def chunk_object(self) -> str: ...
-    def choice(
-        self, index: int, text: str, logprobs: tuple[TokenLogprob, ...], finish_reason: str | None
-    ) -> dict[str, Any]:
-        """One choice of a whole answer."""
+    def choice(self, whole: Delta) -> dict[str, Any]:
+        """One choice of a whole answer: all its deltas in one."""
         ...
 
     def pieces(self, delta: Delta) -> list[dict[str, Any]]:
@@ -40,15 +39,20 @@ class ChatForm:
     def __init__(self, with_logprobs: bool) -> None:
         self.with_logprobs = with_logprobs
         self.opened: set[int] = set()
+        self.num_calls: dict[int, int] = {}
 
-    def choice(
-        self, index: int, text: str, logprobs: tuple[TokenLogprob, ...], finish_reason: str | None
-    ) -> dict[str, Any]:
+    def choice(self, whole: Delta) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": whole.text, "refusal": None}
+        if whole.reasoning:
+            message["reasoning_content"] = whole.reasoning
+        if whole.calls:
+            message["content"] = whole.text or None
+            message["tool_calls"] = [_call(call) for call in whole.calls]
         return {
-            "index": index,
-            "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": self._logprobs(logprobs),
-            "finish_reason": finish_reason,
+            "index": whole.index,
+            "message": message,
+            "logprobs": self._logprobs(whole.logprobs),
+            "finish_reason": whole.finish_reason,
         }
 
     def pieces(self, delta: Delta) -> list[dict[str, Any]]:
@@ -56,9 +60,16 @@ class ChatForm:
         if delta.index not in self.opened:
             self.opened.add(delta.index)
             pieces.append(self._piece(delta.index, {"role": "assistant", "content": ""}))
-        if delta.text or delta.logprobs:
+        said: dict[str, Any] = {"reasoning_content": delta.reasoning} if delta.reasoning else {}
+        if delta.text or (delta.logprobs and not said):
+            said["content"] = delta.text
+        if said:
             logprobs = self._logprobs(delta.logprobs) if delta.logprobs else None
-            pieces.append(self._piece(delta.index, {"content": delta.text}, logprobs))
+            pieces.append(self._piece(delta.index, said, logprobs))
+        for call in delta.calls:
+            number = self.num_calls.get(delta.index, 0)
+            self.num_calls[delta.index] = number + 1
+            pieces.append(self._piece(delta.index, {"tool_calls": [{"index": number, **_call(call)}]}))
         if delta.finish_reason is not None:
             pieces.append(self._piece(delta.index, {}, None, delta.finish_reason))
         return pieces
@@ -79,30 +90,38 @@ class ChatForm:
 
 
 class TextForm:
-    """``text_offset`` counts characters from the start of the choice's text, over all its chunks."""
+    """``text_offset`` counts characters from the start of the choice's text, over all its chunks.
+
+    ``echoes`` are the texts that the choices begin with, where they repeat their prompts: one for each ``n`` choices.
+    """
 
     id_prefix = "cmpl-"
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, with_logprobs: bool) -> None:
+    def __init__(self, with_logprobs: bool, echoes: Sequence[str] = (), n: int = 1) -> None:
         self.with_logprobs = with_logprobs
         self.offsets: dict[int, int] = {}
+        self.unsent = {index: echoes[index // n] for index in range(len(echoes) * n)}
 
-    def choice(
-        self, index: int, text: str, logprobs: tuple[TokenLogprob, ...], finish_reason: str | None
-    ) -> dict[str, Any]:
-        table = self._logprobs(index, logprobs) if self.with_logprobs else None
-        return {"index": index, "text": text, "logprobs": table, "finish_reason": finish_reason}
+    def choice(self, whole: Delta) -> dict[str, Any]:
+        table = self._logprobs(whole.index, whole.logprobs) if self.with_logprobs else None
+        return self._piece(whole.index, self.unsent.get(whole.index, "") + whole.text, table, whole.finish_reason)
 
     def pieces(self, delta: Delta) -> list[dict[str, Any]]:
         pieces = []
-        if delta.text or delta.logprobs:
+        text = self.unsent.pop(delta.index, "") + delta.text
+        if text or delta.logprobs:
             table = self._logprobs(delta.index, delta.logprobs) if delta.logprobs else None
-            pieces.append({"index": delta.index, "text": delta.text, "logprobs": table, "finish_reason": None})
+            pieces.append(self._piece(delta.index, text, table))
         if delta.finish_reason is not None:
-            pieces.append({"index": delta.index, "text": "", "logprobs": None, "finish_reason": delta.finish_reason})
+            pieces.append(self._piece(delta.index, "", None, delta.finish_reason))
         return pieces
+
+    def _piece(
+        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None = None
+    ) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
     def _logprobs(self, index: int, entries: tuple[TokenLogprob, ...]) -> dict[str, Any]:
         offset = self.offsets.get(index, 0)
@@ -133,15 +152,7 @@ class Answer:
 
     def whole(self, deltas: Mapping[int, list[Delta]], usage: Usage, timings: Timings) -> dict[str, Any]:
         """The whole answer from the deltas of each choice, joined exactly as a stream's reader would join them."""
-        choices = [
-            self.form.choice(
-                index,
-                "".join(delta.text for delta in parts),
-                tuple(entry for delta in parts for entry in delta.logprobs),
-                parts[-1].finish_reason,
-            )
-            for index, parts in sorted(deltas.items())
-        ]
+        choices = [self.form.choice(_joined(parts)) for _, parts in sorted(deltas.items())]
         return {
             **self.head,
             "object": self.form.whole_object,
@@ -180,6 +191,21 @@ def _phase(name: str, num_tokens: int, seconds: float) -> dict[str, Any]:
         f"{name}_per_token_ms": seconds * 1000 / num_tokens if num_tokens else 0.0,
         f"{name}_per_second": num_tokens / seconds if seconds > 0 else 0.0,
     }
+
+
+def _joined(parts: list[Delta]) -> Delta:
+    return Delta(
+        parts[-1].index,
+        "".join(delta.text for delta in parts),
+        tuple(entry for delta in parts for entry in delta.logprobs),
+        parts[-1].finish_reason,
+        "".join(delta.reasoning for delta in parts),
+        tuple(call for delta in parts for call in delta.calls),
+    )
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _finite(logprob: float) -> float:

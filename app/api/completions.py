@@ -47,7 +47,8 @@ async def completions(request: Request) -> Response:
     body, headers = await _read(request, wiring, CompletionBody)
     card = wiring.service.card
     ask = body.ask(card.default_sampling, Limits(card.vocab_size))
-    answer = _answer(card, TextForm(ask.sampling.num_logprobs is not None))
+    echoes = [wiring.service.detokenize(p) if isinstance(p, list) else p for p in body.prompt] if body.echo else []
+    answer = _answer(card, TextForm(ask.sampling.num_logprobs is not None, echoes, body.n))
     reservation = wiring.limits.reservation(key)
     with _unless_refused(reservation):
         completion = await wiring.service.complete(body.prompt, replace(ask, reserve=reservation.take))
@@ -82,8 +83,12 @@ async def _read(request: Request, wiring: Wiring, kind: type[G]) -> tuple[G, dic
     unknown = unknown_fields(kind, value)
     if unknown and wiring.settings.strict_fields:
         raise InvalidRequest(f"{unknown[0]}: unknown field", unknown[0])
-    body = parse(kind, value)
-    check_model(wiring.service.card, body.model)
+    body, card = parse(kind, value), wiring.service.card
+    check_model(card, body.model)
+    if unread := body.unread(card.chat_template):
+        if wiring.settings.strict_fields:
+            raise InvalidRequest(f"{unread[0]}: this model's chat template does not read it", unread[0])
+        unknown += unread
     return body, {IGNORED_HEADER: ",".join(unknown)} if unknown else {}
 
 

@@ -100,7 +100,7 @@ async def slots(request: Request) -> Response:
     views = wiring.service.snapshot().slots
     if request.query_params.get("fail_on_no_slot") == "1" and all(view.is_busy for view in views):
         return _unavailable("no slot available")
-    return _json([_slot(view, wiring.service.card.n_ctx) for view in views])
+    return _json([_slot(view, wiring.service.card) for view in views])
 
 
 def _sampling(params: SamplingParams) -> dict[str, float]:
@@ -116,9 +116,14 @@ def _sampling(params: SamplingParams) -> dict[str, float]:
     }
 
 
-def _slot(view: SlotView, n_ctx: int) -> dict[str, Any]:
+def _slot(view: SlotView, card: ModelCard) -> dict[str, Any]:
     """Numbers and parameters only: a slot never shows what is asked or answered in it."""
-    slot: dict[str, Any] = {"id": view.id, "n_ctx": n_ctx, "speculative": False, "is_processing": view.is_busy}
+    slot: dict[str, Any] = {
+        "id": view.id,
+        "n_ctx": card.n_ctx,
+        "speculative": card.speculative,
+        "is_processing": view.is_busy,
+    }
     sampling = view.sampling
     if sampling is None:
         return slot
@@ -200,7 +205,7 @@ async def props(request: Request) -> Response:
             **card.props,
             "default_generation_settings": {
                 "n_ctx": card.n_ctx,
-                "speculative": False,
+                "speculative": card.speculative,
                 "params": _sampling(sampling),
             },
             "total_slots": len(service.snapshot().slots),

@@ -2,46 +2,42 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from app.errors import InvalidRequest
 
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
-# Accepted without effect: they steer a hosted service (billing, storage, routing, abuse handling), not an answer.
-INERT = frozenset(
-    {
-        "user",
-        "metadata",
-        "service_tier",
-        "reasoning_effort",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "parallel_tool_calls",
-    }
-)
+# Accepted without effect, and why: most steer a hosted service, not an answer.
+INERT = {
+    "user": "names a person to a hosted service",
+    "metadata": "goes with answers that a hosted service stores",
+    "service_tier": "there is one tier",
+    "safety_identifier": "names a person to a hosted service",
+    "prompt_cache_key": "equal prefixes are found by their tokens; `cache_salt` keeps them apart",
+    "prompt_cache_options": "prefixes are kept in blocks, wherever they end",
+    "prompt_cache_retention": "the operator sets it: `MLXCEL_PROMPT_CACHE_TTL`",
+}
 
 # Fields of the public API that this server does not honour, with the values that ask for nothing. Others are refused.
 NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
     "chat": {
         "store": (False,),
-        "response_format": ({"type": "text"},),
-        "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
         "audio": (),
+        "moderation": (),
         "prediction": (),
         "web_search_options": (),
         "verbosity": ("medium",),
     },
     "completion": {
-        "echo": (False,),
         "suffix": ("",),
-        "response_format": ({"type": "text"},),
     },
 }
 
@@ -86,6 +82,24 @@ def check_messages(value: Any) -> list[dict[str, Any]]:
     return [_message(item, f"messages[{index}]") for index, item in enumerate(value)]
 
 
+def check_tools(value: Any) -> list[dict[str, Any]]:
+    """Check the functions that a model may call, and drop their null members.
+
+    Raises:
+        InvalidRequest: naming the place, as in ``tools[2].function.name``.
+    """
+    if not isinstance(value, list):
+        raise InvalidRequest("tools: must be a list", "tools")
+    return [_tool(item, f"tools[{index}]") for index, item in enumerate(value)]
+
+
+def check_tool_choice(value: Any) -> str:
+    """Raises InvalidRequest for what would force a call, or choose among the tools."""
+    if value in ("none", "auto"):
+        return str(value)
+    raise InvalidRequest("tool_choice: only none and auto are supported: no call can be forced", "tool_choice")
+
+
 def check_prompts(value: Any) -> list[str | list[int]]:
     """A prompt is text or token ids; a list of either is a list of prompts. The result always is such a list.
 
@@ -106,6 +120,24 @@ def check_prompts(value: Any) -> list[str | list[int]]:
 
 def _are_ids(items: list[Any]) -> bool:
     return all(type(item) is int for item in items)
+
+
+def _tool(item: Any, where: str) -> dict[str, Any]:
+    if not isinstance(item, dict):
+        raise InvalidRequest(f"{where}: must be an object", where)
+    if item.get("type") != "function":
+        raise InvalidRequest(f"{where}.type: only function tools are supported", f"{where}.type")
+    at = f"{where}.function"
+    if not isinstance(item.get("function"), dict):
+        raise InvalidRequest(f"{at}: must be an object", at)
+    function = {name: value for name, value in item["function"].items() if value is not None}
+    if not isinstance(function.get("name"), str) or not NAME.fullmatch(function["name"]):
+        raise InvalidRequest(f"{at}.name: must be 1 to 64 letters, digits, and any of _ . -", f"{at}.name")
+    if not isinstance(function.get("parameters", {}), dict):
+        raise InvalidRequest(f"{at}.parameters: must be an object", f"{at}.parameters")
+    if not isinstance(function.get("description", ""), str):
+        raise InvalidRequest(f"{at}.description: must be a string", f"{at}.description")
+    return {**item, "function": function}
 
 
 def _message(item: Any, where: str) -> dict[str, Any]:

@@ -32,6 +32,7 @@ TEXTS = {
     "model_type": "must be an object",
     "string_too_short": "must not be empty",
     "too_long": "must have at most {max_length} entries",
+    "literal_error": "must be one of {expected}",
     "greater_than": "must be greater than {gt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be less than {lt}",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from typing import Annotated, Any, ClassVar, Self
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from app.api.fields import INERT, NEUTRAL, Limits, check_messages, check_prompts
+from app.api.answer_shape import shape_of
+from app.api.fields import INERT, NEUTRAL, Limits, check_messages, check_prompts, check_tool_choice, check_tools
 from app.errors import InvalidRequest
 from app.request import SamplingParams
-from app.service import Ask
+from app.service import Ask, Shape
 
 SEED_MODULUS = 2**63
 DEFAULT_TEXT_TOKENS = 16
@@ -23,6 +25,10 @@ def _listed(value: Any) -> Any:
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
+Messages = Annotated[list[dict[str, Any]], BeforeValidator(check_messages)]
+Tools = Annotated[list[dict[str, Any]], BeforeValidator(check_tools)]
+EFFORT_OPTIONS = ("reasoning_effort", "enable_thinking")
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class Body(BaseModel):
@@ -39,33 +45,44 @@ class StreamOptions(Body):
 class Generation(Body):
     """What chat and text completions have in common."""
 
-    model: str | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    n: int = Field(1, ge=1, le=128)
-    stop: Annotated[list[NonEmpty], BeforeValidator(_listed), Field(max_length=16)] = []
+    model: str | None = Field(None, description="an accepted name, else 404")
+    stream: bool = Field(False, description="the answer as server-sent events")
+    stream_options: StreamOptions | None = Field(
+        None, description="`include_usage`; `include_obfuscation` has no effect"
+    )
+    n: int = Field(1, ge=1, le=128, description="each takes a slot")
+    stop: Annotated[list[NonEmpty], BeforeValidator(_listed), Field(max_length=16)] = Field(
+        [], description="a string or a list; found in what the model writes, calls and reasoning included"
+    )
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
+    top_k: int | None = Field(None, ge=-1, description="0 and -1: off")
     min_p: float | None = Field(None, ge=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="choice i uses seed + i")
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
-    repeat_penalty: float | None = Field(None, ge=0.01, le=100)
+    repeat_penalty: float | None = Field(None, ge=0.01, le=100, description="another name for `repetition_penalty`")
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] = {}
-    max_tokens: int | None = Field(None, ge=1)
-    ignore_eos: bool = False
-    cache_prompt: bool = True
-    cache_salt: str = Field("", max_length=256)
-    priority: int = Field(0, ge=-(2**31), lt=2**31)
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] = Field(
+        {}, description="token ids as strings, to a number from -100 to 100"
+    )
+    max_tokens: int | None = Field(
+        None, ge=1, description="absent: the rest of the window in chat, 16 in text completions"
+    )
+    ignore_eos: bool = Field(False, description="go on to `max_tokens`")
+    cache_prompt: bool = Field(True, description="false: neither adopts a prefix nor leaves one")
+    cache_salt: str = Field("", max_length=256, description="shares prefixes only with the same one")
+    priority: int = Field(0, ge=-(2**31), lt=2**31, description="higher first, see below")
+    response_format: dict[str, Any] | None = Field(None, description="see Answers in a given shape")
+    json_schema: dict[str, Any] | None = Field(None, description="a schema, as llama-server has it")
+    grammar: str = Field("", description="GBNF or Lark")
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
     @classmethod
     def known_fields(cls) -> frozenset[str]:
         """Every name that is honoured, refused by value, or documented as without effect."""
-        return frozenset(cls.model_fields) | frozenset(cls.neutral) | INERT
+        return frozenset(cls.model_fields) | frozenset(cls.neutral) | frozenset(INERT)
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -74,7 +91,21 @@ class Generation(Body):
             and self.repetition_penalty != self.repeat_penalty
         ):
             raise InvalidRequest("repeat_penalty: differs from repetition_penalty, send one of them", "repeat_penalty")
+        if self.ignore_eos and self.shape is not None:
+            param = self.shape.param
+            raise InvalidRequest(
+                f"ignore_eos: not possible with {param}, which says where the answer ends", "ignore_eos"
+            )
         return self
+
+    @cached_property
+    def shape(self) -> Shape | None:
+        """What the answer must look like. Raises InvalidRequest."""
+        return shape_of(self.response_format, self.json_schema, self.grammar)
+
+    def unread(self, chat_template: str) -> list[str]:
+        """The fields given that the model's chat template has no use for."""
+        return []
 
     @property
     def wants_usage(self) -> bool:
@@ -108,17 +139,24 @@ class Generation(Body):
             use_prefix_cache=self.cache_prompt,
             cache_salt=self.cache_salt,
             ignore_eos=self.ignore_eos,
+            shape=self.shape,
         )
 
 
 class ChatBody(Generation):
-    messages: Annotated[list[dict[str, Any]], BeforeValidator(check_messages)]
-    max_completion_tokens: int | None = Field(None, ge=1)
+    messages: Messages = Field(description="content is text, a list of text parts, or null beside calls")
+    max_completion_tokens: int | None = Field(None, ge=1, description="another name for `max_tokens`")
     logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: list[dict[str, Any]] = []
-    tool_choice: Any = None
-    chat_template_kwargs: dict[str, Any] = {}
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="needs `logprobs`")
+    tools: Tools = Field([], description="functions; see Calls. `strict` in one has no effect")
+    tool_choice: Annotated[str, BeforeValidator(check_tool_choice)] = Field(
+        "auto", description="`auto` or `none`; what forces a call is refused"
+    )
+    parallel_tool_calls: bool = Field(True, description="false: the first call ends the answer")
+    reasoning_effort: Effort | None = Field(
+        None, description="an option of the chat template; `none` also sets `enable_thinking` to false"
+    )
+    chat_template_kwargs: dict[str, Any] = Field({}, description="more options of the chat template")
 
     neutral = NEUTRAL["chat"]
 
@@ -128,6 +166,15 @@ class ChatBody(Generation):
             raise InvalidRequest("max_tokens: differs from max_completion_tokens, send one of them", "max_tokens")
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs: needs logprobs to be true", "top_logprobs")
+        if self.shape is not None and self.tools and self.tool_choice != "none":
+            param = self.shape.param
+            raise InvalidRequest(f"{param}: leaves no way to call tools; send tool_choice none", param)
+        effort = self.reasoning_effort
+        if effort is not None and self.chat_template_kwargs.get("reasoning_effort", effort) != effort:
+            raise InvalidRequest(
+                "reasoning_effort: differs from chat_template_kwargs.reasoning_effort, send one of them",
+                "reasoning_effort",
+            )
         return self
 
     def ask(self, default: SamplingParams, limits: Limits) -> Ask:
@@ -137,19 +184,37 @@ class ChatBody(Generation):
             InvalidRequest: ``logit_bias`` names a token that the vocabulary does not have.
         """
         num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return self._ask(default, limits, num_logprobs, self.max_completion_tokens or self.max_tokens)
+        ask = self._ask(default, limits, num_logprobs, self.max_completion_tokens or self.max_tokens)
+        return dataclasses.replace(ask, tools=tuple(self.offered), many_calls=self.parallel_tool_calls)
+
+    def unread(self, chat_template: str) -> list[str]:
+        if not chat_template:
+            return []  # it is a program, whose words are not known
+        unread = [] if "tools" in chat_template or not self.offered else ["tools"]
+        knows_effort = any(name in chat_template for name in self.template if name in EFFORT_OPTIONS)
+        return [*unread, *([] if self.reasoning_effort is None or knows_effort else ["reasoning_effort"])]
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that may be called; others are not shown to the model."""
+        return [] if self.tool_choice == "none" else self.tools
 
     @property
     def template(self) -> dict[str, Any]:
-        """Variables for the chat template. Tools that must not be called are not shown to the model."""
-        tools = {"tools": self.tools} if self.tools and self.tool_choice != "none" else {}
-        return {**self.chat_template_kwargs, **tools}
+        """Variables for the chat template. To have no reasoning is to not enable it, where a template asks that."""
+        effort: dict[str, Any] = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        if self.reasoning_effort == "none":
+            effort["enable_thinking"] = False
+        return {**effort, **self.chat_template_kwargs, **({"tools": self.offered} if self.offered else {})}
 
 
 class CompletionBody(Generation):
-    prompt: Annotated[list[str | list[int]], BeforeValidator(check_prompts)]
-    logprobs: int | None = Field(None, ge=0, le=20)
-    best_of: int | None = None
+    prompt: Annotated[list[str | list[int]], BeforeValidator(check_prompts)] = Field(
+        description="a string, token ids, or a list of either"
+    )
+    logprobs: int | None = Field(None, ge=0, le=20, description="in text completions, as many alternatives")
+    echo: bool = Field(False, description="the prompt's text first; refused beside `logprobs`")
+    best_of: int | None = Field(None, description="1 or `n`; other values are refused")
 
     neutral = NEUTRAL["completion"]
 
@@ -157,6 +222,8 @@ class CompletionBody(Generation):
     def _agree_on_text(self) -> Self:
         if self.best_of not in (None, 1, self.n):
             raise InvalidRequest("best_of: choosing among more candidates than n is not supported", "best_of")
+        if self.echo and self.logprobs is not None:
+            raise InvalidRequest("echo: not supported beside logprobs: a prompt's tokens have none here", "echo")
         return self
 
     def ask(self, default: SamplingParams, limits: Limits) -> Ask:
@@ -198,8 +265,8 @@ class DetokenizeBody(Body):
 
 
 class TemplateBody(Body):
-    messages: Annotated[list[dict[str, Any]], BeforeValidator(check_messages)]
-    tools: list[dict[str, Any]] = []
+    messages: Messages
+    tools: Tools = []
     chat_template_kwargs: dict[str, Any] = {}
 
     @property

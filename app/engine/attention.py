@@ -18,6 +18,7 @@ import numpy as np
 
 from app.engine.kernels import LOG2_E, causal_attention, on_cpu
 from app.engine.storage import LayerPool, PagedStorage
+from app.engine.tails import Tail, Tails
 from app.engine.tiles import Tiles
 from app.scheduler.plan import Row
 
@@ -37,10 +38,20 @@ class Chunk:
 class Geometry:
     """Which token of a step belongs to which request, as arrays every layer shares. One-token rows come first."""
 
-    def __init__(self, rows: Sequence[Row], block_size: int, num_padded: int = 0, width: int | None = None) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        block_size: int,
+        num_padded: int = 0,
+        width: int | None = None,
+        tails: Tails | None = None,
+    ) -> None:
         """The step is filled up to ``num_padded`` tokens that are computed and then forgotten. ``width``: how many
-        neighbouring tokens of a chunk attend together, by block table as one-token rows do; None: see ``Chunk``."""
+        neighbouring tokens of a chunk attend together, by block table as one-token rows do; None: see ``Chunk``.
+        ``tails``: where K and V are written instead of the pool; all rows are of one token then."""
         self.block_size = block_size
+        num_pooled = None if tails is None else [tails.num_pooled(row) for row in rows]
+        rows = rows if tails is None else [tails.moved(row) for row in rows]
         self.num_attended = 0
         positions = np.concatenate([np.arange(row.start, row.start + row.num_new) for row in rows])
         blocks = np.concatenate([np.asarray(row.blocks)[_block_span(row, block_size)] for row in rows])
@@ -53,7 +64,7 @@ class Geometry:
         singles, longer = rows[:num_singles], rows[num_singles:]
         # A BLAS takes a single query for a vector, which costs a fifth of a small matrix of three (docs/benchmarks.md).
         apart = width is None and on_cpu()
-        self.tiles = [Tiles(singles, 0, 1, block_size, apart)] if singles else []
+        self.tiles = [Tiles(singles, 0, 1, block_size, apart, num_pooled)] if singles else []
         self.chunks: list[Chunk] = []
         if longer and width is not None:
             self.tiles.append(Tiles(longer, num_singles, math.gcd(width, block_size), block_size))
@@ -62,7 +73,7 @@ class Geometry:
         self._writes: dict[int, mx.array] = {}
 
     def writes(self, num_heads: int) -> mx.array:
-        """Vectors of a ``LayerPool`` that the step's tokens are written to: ``[T, num_heads]``."""
+        """Vectors of a ``LayerPool`` or ``Tail`` that the step's tokens are written to: ``[T, num_heads]``."""
         if num_heads not in self._writes:
             heads = np.arange(num_heads)
             at = (self._blocks[:, None] * num_heads + heads) * self.block_size + self._places[:, None]
@@ -87,58 +98,65 @@ def _block_span(row: Row, block_size: int) -> np.ndarray[Any, np.dtype[np.int64]
 class LayerCache:
     """One layer's cache for one step, in the shape mlx-lm models expect: ``offset`` and ``update_and_fetch``."""
 
-    def __init__(self, pool: LayerPool, geometry: Geometry) -> None:
+    def __init__(self, pool: LayerPool, geometry: Geometry, tail: Tail | None = None) -> None:
+        """With a ``tail`` the pool is only read."""
         self.pool = pool
         self.geometry = geometry
+        self.places: tuple[LayerPool | Tail, ...] = (pool,) if tail is None else (pool, tail)
 
     @property
     def offset(self) -> mx.array:
         return self.geometry.offsets
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write K and V ``[T, heads, 1, dim]`` to the pool, which is where attention reads them; give them back."""
+        """Write K and V ``[T, heads, 1, dim]`` to pool or tail, where attention reads them; give them back."""
         at = self.geometry.writes(self.pool.shape.num_heads)
         num_tokens = self.geometry.num_tokens
-        self.pool.write(at, keys.squeeze(2)[:num_tokens], values.squeeze(2)[:num_tokens])
+        self.places[-1].write(at, keys.squeeze(2)[:num_tokens], values.squeeze(2)[:num_tokens])
         return keys, values
 
     def attend(self, queries: mx.array, scale: float) -> mx.array:
         """Attention of ``queries [T, query_heads, 1, key_dim]``; gives ``[T, query_heads, 1, value_dim]``."""
         geometry = self.geometry
         geometry.num_attended += 1
-        parts = [_attend_tiles(queries, self.pool, tiles, scale) for tiles in geometry.tiles]
+        parts = [_attend_tiles(queries, self.places, tiles, scale) for tiles in geometry.tiles]
         parts += [_attend_chunk(queries, self.pool, chunk, scale) for chunk in geometry.chunks]
         if geometry.num_padding:
             parts.append(mx.zeros((geometry.num_padding, *parts[0].shape[1:]), parts[0].dtype))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
-def _attend_tiles(queries: mx.array, pool: LayerPool, tiles: Tiles, scale: float) -> mx.array:
-    """Block-table attention of queries in tiles, K and V read where they lie: two ``gather_mm`` over the pool.
+def _attend_tiles(queries: mx.array, places: Sequence[LayerPool | Tail], tiles: Tiles, scale: float) -> mx.array:
+    """Block-table attention of queries in tiles, K and V read where they lie: two ``gather_mm`` over each place.
 
     Each pair gives partial scores and sums; queries are put together by their maximum and sum, as in flash attention
     (Dao et al., 2022), so rows of any lengths share the call without padding. Sums over a query's pairs are segments
     of a product with ones: no row's numbers ever meet another's.
     """
-    heads, width, size = pool.shape.num_heads, tiles.width, pool.block_size
+    heads, width, size = places[0].shape.num_heads, tiles.width, places[0].block_size
     group = queries.shape[1] // heads
-    keys, values = pool.tiles()
+    keys, values = zip(*(place.tiles() for place in places), strict=True)
     index, rows = tiles.index(heads, group), tiles.pair_tiles
     # In powers of two: the factor goes into the queries, where it costs nothing.
     scaled = tiles.gather(queries * (scale * LOG2_E), heads, index.height)
-    scores = mx.gather_mm(scaled, keys.swapaxes(-1, -2), index.queries, index.blocks)
+    scores = _joined(
+        [mx.gather_mm(scaled, keys[part.place].swapaxes(-1, -2), part.queries, part.blocks) for part in index.parts]
+    )
     scores = scores.reshape(-1, heads, width, group, size) + tiles.bias
     peak = mx.full((tiles.num_tiles, heads, width, group, 1), -mx.inf, scores.dtype)
     peak = peak.at[rows].maximum(scores.max(-1, keepdims=True))
     weights = mx.power(2.0, scores - peak[rows])  # [P, heads, width, group, block_size]
-    partial = mx.gather_mm(
-        weights.astype(values.dtype).reshape(-1, index.height, size), values, index.pairs, index.blocks
-    )
+    flat = weights.astype(values[0].dtype).reshape(-1, index.height, size)
+    partial = _joined([mx.gather_mm(flat, values[part.place], part.pairs, part.blocks) for part in index.parts])
     total, summed = (
         tiles.sum_pairs(part.reshape(-1, heads, width, group, part.shape[-1]))
         for part in (weights.sum(-1, keepdims=True), partial)
     )
     return tiles.scatter((summed / total).astype(queries.dtype).reshape(-1, heads * group, 1, summed.shape[-1]))
+
+
+def _joined(parts: Sequence[mx.array]) -> mx.array:
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
 def _attend_chunk(queries: mx.array, pool: LayerPool, chunk: Chunk, scale: float) -> mx.array:
@@ -151,8 +169,11 @@ def _attend_chunk(queries: mx.array, pool: LayerPool, chunk: Chunk, scale: float
     return out.transpose(2, 1, 0, 3)
 
 
-def layer_caches(storage: PagedStorage, geometry: Geometry) -> list[LayerCache]:
-    return [LayerCache(pool, geometry) for pool in storage.layers]
+def layer_caches(storage: PagedStorage, geometry: Geometry, tails: Tails | None = None) -> list[LayerCache]:
+    """A cache for each layer, as mlx-lm models take them. ``tails`` as in ``Geometry``."""
+    if tails is None:
+        return [LayerCache(pool, geometry) for pool in storage.layers]
+    return [LayerCache(pool, geometry, tail) for pool, tail in zip(storage.layers, tails.layers, strict=True)]
 
 
 def _seam(original: Callable[..., mx.array]) -> Callable[..., mx.array]:

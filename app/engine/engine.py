@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
@@ -15,6 +17,7 @@ from app.engine.kernels import on_cpu, quicken
 from app.engine.loader import LoadedModel, free_bytes
 from app.engine.sampler import Drawing, draw_rows
 from app.engine.storage import PagedStorage
+from app.engine.tails import Tails
 from app.errors import EngineFault, StartError
 from app.request import SamplingParams
 from app.scheduler.plan import Draw, Plan, Result, Row
@@ -27,10 +30,16 @@ PROBE_TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-2, mx.bfloat16: 8e-2}
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A submitted step: what it will draw, and the rows that have failed already, as in ``Result``."""
+    """A submitted step: what it will draw, and the rows that have failed already, as in ``Result``. ``astray`` are the
+    requests whose row has started from another token than was drawn in the step before."""
 
     drawing: Drawing | None
     failures: dict[int, str]
+    astray: set[int] = field(default_factory=set)
+
+    def following(self, rows: Sequence[Row]) -> mx.array:
+        """As ``Drawing.following``."""
+        return mx.zeros(len(rows), mx.uint32) if self.drawing is None else self.drawing.following(rows)
 
 
 class Engine:
@@ -46,6 +55,9 @@ class Engine:
         """
         self._model = loaded.model
         self._shapes = loaded.layer_shapes
+        self._tails: Tails | None = None  # while steps are submitted ahead, and until the pool has what they hold
+        self._last: InFlight | None = None  # the step submitted last, until it is finished
+        self._unclean: list[int] = []  # blocks that may hold what is no number
         probe = _Probe(self._model, loaded.vocab_size)
         install_seam(self._model)
         self._head = HeadRows(self._model)
@@ -75,30 +87,51 @@ class Engine:
     prefill = step
 
     def submit(self, plan: Plan) -> InFlight:
-        """Start a step and return before it is done. Raises as ``step``."""
+        """Start a step and return before it is done. Raises as ``step``.
+
+        With a step in flight only one that is ahead of it may be started: it writes to tails, the pool is left alone.
+        """
         rows = sorted(plan.rows, key=lambda row: row.num_new > 1)
         try:
-            self._storage.copy(plan.copies)
-            drawing, failures = draw_rows(self.logits(rows), [row for row in rows if row.draws])
-            mx.async_eval(*self._storage.arrays(), *(drawing.arrays() if drawing else ()))
+            if plan.num_ahead:
+                self._tails = self._tails or Tails(self._storage, rows)
+                self._tails.turn(rows)
+            else:
+                self._settle()
+                self._storage.copy(plan.copies)
+            drawn = [draw for row in rows for draw in row.each_draw()]
+            logits = self.logits(rows, self._last if plan.num_ahead else None)
+            # Begun before the draws are built: meanwhile this thread computes which tokens constrained rows may draw.
+            mx.async_eval(*self._written(), *([logits] if drawn else ()))
+            drawing, failures = draw_rows(logits, drawn)
+            mx.async_eval(*(drawing.arrays() if drawing else ()))
         except Exception as error:
             raise self._fault(error) from error
-        return InFlight(drawing, failures)
+        self._last = InFlight(drawing, failures)
+        return self._last
 
     def finish_rows(self, step: InFlight) -> Result:
         """Wait for a submitted step and read what it drew. Raises as ``step``."""
         drawing, failures = step.drawing, dict(step.failures)
-        draws: dict[int, Draw] = {}
+        draws: dict[int, tuple[Draw, ...]] = {}
         try:
             _evaluate([*self._storage.arrays(), *(drawing.arrays() if drawing else ())])
             if drawing is not None:
-                draws = {row.request_id: draw for row, draw in zip(drawing.rows, drawing.read(), strict=True)}
+                for row, draw in zip(drawing.rows, drawing.read(), strict=True):
+                    draws[row.request_id] = (*draws.get(row.request_id, ()), draw)
                 for row in drawing.unsound():
-                    del draws[row.request_id]
+                    draws.pop(row.request_id, None)
                     failures[row.request_id] = "its logits are not finite numbers"
-                    self._storage.clean(row.blocks)
+                    self._unclean += row.blocks
+                if self._last is not None and self._last is not step:
+                    self._last.astray.update(row.request_id for row in drawing.redrawn)
         except Exception as error:
             raise self._fault(error) from error
+        if self._last is step:
+            self._last = None
+        for request_id in step.astray:
+            draws.pop(request_id, None)
+            failures.pop(request_id, None)
         return Result(draws, failures)
 
     def resize(self, num_blocks: int) -> int:
@@ -124,43 +157,72 @@ class Engine:
         return num_blocks
 
     def close(self) -> None:
-        """Free weights and pool. The engine cannot be used afterwards."""
-        del self._model, self._head, self._storage
+        """Free weights and pool, and say what came of it. The engine cannot be used afterwards."""
+        held_bytes, began_s = mx.get_active_memory(), time.monotonic()
+        del self._model, self._head, self._storage, self._tails, self._last, self._cuts
+        gc.collect()  # a model's modules and their wrappers refer to one another
         mx.clear_cache()
+        left_bytes, took_s = mx.get_active_memory(), time.monotonic() - began_s
+        log.info(
+            "weights and pool freed: %.1f of %.1f MiB in %.2f s",
+            (held_bytes - left_bytes) / 2**20,
+            held_bytes / 2**20,
+            took_s,
+        )
 
-    def logits(self, rows: Sequence[Row]) -> mx.array:
-        """Logits ``[R, vocab]`` of the rows that draw; K and V of all go to the pool. One-token rows come first."""
+    def logits(self, rows: Sequence[Row], before: InFlight | None = None) -> mx.array:
+        """Logits ``[R, vocab]``, one row a draw; K and V of all tokens are written. One-token rows come first.
+
+        ``before``: the step in flight that draws the tokens of these rows.
+        """
         *earlier, last = self._cuts.cut(rows)
         drawn = []
         for piece in earlier:
-            logits = self._forward(piece)
+            logits = self._forward(piece, before)
             if any(row.draws for row in piece.rows):
                 drawn.append(logits)
             # Done before the next one begins: the pool is written in place only while nothing waits to read it.
-            _evaluate([*drawn, *self._storage.arrays()])
-        logits = self._forward(last)
+            _evaluate([*drawn, *self._written()])
+        logits = self._forward(last, before)
         if drawn and not any(row.draws for row in last.rows):
             return mx.concatenate(drawn)
         return mx.concatenate([*drawn, logits]) if drawn else logits
 
-    def _forward(self, piece: Piece) -> mx.array:
-        """Logits of the rows that draw; if none does, of one that means nothing."""
-        geometry = Geometry(piece.rows, self._storage.block_size, piece.num_padded, piece.width)
+    def _forward(self, piece: Piece, before: InFlight | None = None) -> mx.array:
+        """Logits of each draw; if there is none, of one that means nothing."""
+        geometry = Geometry(piece.rows, self._storage.block_size, piece.num_padded, piece.width, self._tails)
         ends: list[int] = []
         ids: list[int] = []
         for row in piece.rows:
-            ids += row.tokens[row.start : row.start + row.num_new]
+            ids += [*row.tokens[row.start : row.start + row.num_new], *row.draft] if before is None else [0]
             if row.draws:
-                ends.append(len(ids) - 1)
+                ends += range(len(ids) - 1 - len(row.draft), len(ids))
         ids += [0] * geometry.num_padding
+        tokens = mx.array(ids) if before is None else mx.pad(before.following(piece.rows), (0, geometry.num_padding))
         self._head.aim(mx.array(ends + [0] * (max(piece.num_draws, 1) - len(ends))))
-        out = self._model(mx.array(ids)[:, None], cache=layer_caches(self._storage, geometry))
+        out = self._model(tokens[:, None], cache=layer_caches(self._storage, geometry, self._tails))
         if geometry.num_attended != len(self._shapes):
             raise RuntimeError(f"{geometry.num_attended} of {len(self._shapes)} layers attended by block table")
         return self._head.finish(out)[: max(len(ends), 1)]
 
     def _use_pool(self, num_blocks: int, block_size: int) -> None:
         self._storage = PagedStorage(self._shapes, num_blocks, block_size)
+        self._tails = self._last = None
+        self._unclean.clear()
+
+    def _settle(self) -> None:
+        """Bring the pool up to date, with nothing in flight: what the steps ahead have computed, and what was no number
+        and would show in the blocks' next holder."""
+        if self._tails is not None:
+            self._tails.flush()
+            self._tails = None
+        if self._unclean:
+            self._storage.clean(self._unclean)
+            self._unclean.clear()
+
+    def _written(self) -> list[mx.array]:
+        """What the step that is submitted writes to."""
+        return self._storage.arrays() if self._tails is None else self._tails.arrays()
 
     def _check(self, probe: _Probe, loaded: LoadedModel) -> None:
         """Raises StartError where the step does not give the model's own logits."""

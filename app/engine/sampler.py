@@ -91,6 +91,7 @@ class Drawing:
     def __init__(self, logits: mx.array, rows: Sequence[Row]) -> None:
         """``logits [R, vocab]``, one row each for ``rows``."""
         self.rows = rows
+        self.redrawn: list[Row] = []  # by ``read``: to another token than is in ``arrays()``
         raw = logits.astype(mx.float32)
         self.logits = _adjusted(raw, rows)
         greedy = tuple(i for i, row in enumerate(rows) if row.sampling.is_greedy)
@@ -113,6 +114,12 @@ class Drawing:
         if self.reported is not None:
             found += [self.reported.drawn, self.reported.top_tokens, self.reported.top_logprobs]
         return found
+
+    def following(self, rows: Sequence[Row]) -> mx.array:
+        """The tokens ``[R]`` drawn for the requests of ``rows``, to go on with before they are read; any token for a
+        request without a draw."""
+        places = {row.request_id: place for place, row in enumerate(self.rows)}
+        return self._tokens_of([places.get(row.request_id, 0) for row in rows])
 
     def unsound(self) -> list[Row]:
         """The rows whose logits were no numbers to draw by; what ``read`` gives for them means nothing."""
@@ -143,8 +150,15 @@ class Drawing:
                 wide = tuple(place for place, enough in zip(group.places, covered, strict=True) if not enough)
                 again = self._draw_filtered(wide, self.logits.shape[-1])
                 for place, token in zip(wide, again.tokens.tolist(), strict=True):
+                    if token != tokens[place]:
+                        self.redrawn.append(self.rows[place])
                     tokens[place] = token
         return tokens
+
+    def _tokens_of(self, places: Sequence[int]) -> mx.array:
+        order = {place: at for at, place in enumerate(place for group in self.groups for place in group.places)}
+        tokens = mx.concatenate([group.tokens for group in self.groups])
+        return tokens[mx.array([order[place] for place in places])]
 
     def _draw_filtered(self, places: tuple[int, ...], width: int) -> Group:
         params = [self.rows[i].sampling for i in places]
@@ -166,8 +180,7 @@ class Drawing:
         places = tuple(i for i, row in enumerate(self.rows) if row.sampling.num_logprobs is not None)
         if not places:
             return None
-        order = {place: at for at, place in enumerate(place for group in self.groups for place in group.places)}
-        drawn = mx.concatenate([group.tokens for group in self.groups])[mx.array([order[place] for place in places])]
+        drawn = self._tokens_of(places)
         chosen = _take(raw, places)
         logprobs = chosen - mx.logsumexp(chosen, axis=-1, keepdims=True)
         width = min(max(self.rows[i].sampling.num_logprobs or 0 for i in places), raw.shape[-1])
@@ -216,14 +229,25 @@ def _floor(probabilities: mx.array, params: Sequence[SamplingParams], width: int
 
 
 def _adjusted(logits: mx.array, rows: Sequence[Row]) -> mx.array:
-    """Penalties, then logit_bias, then banned tokens. Rows that ask for none of them stay bitwise the same."""
-    logits = _penalised(logits, rows)
+    """Penalties, then logit_bias, then banned tokens and those that a constraint leaves out. Rows that ask for none of
+    them stay bitwise the same."""
+    logits = _constrained(_penalised(logits, rows), rows)
     biased = [(i, token, bias) for i, row in enumerate(rows) for token, bias in row.sampling.logit_bias]
     biased += [(i, token, -np.inf) for i, row in enumerate(rows) for token in row.sampling.banned]
     if not biased:
         return logits
     at, tokens, bias = (mx.array(column) for column in zip(*biased, strict=True))
     return logits.at[at, tokens].add(bias)
+
+
+def _constrained(logits: mx.array, rows: Sequence[Row]) -> mx.array:
+    masks = {i: row.constraint.mask(row.tokens) for i, row in enumerate(rows) if row.constraint is not None}
+    if not masks:
+        return logits
+    bits = [np.frombuffer(mask, np.uint8) for mask in masks.values()]
+    allowed = np.stack([np.unpackbits(row, count=logits.shape[-1], bitorder="little") for row in bits])
+    # Added, not chosen: what is no number stays none.
+    return logits.at[mx.array(list(masks))].add(mx.array(np.where(allowed, 0.0, -np.inf).astype(np.float32)))
 
 
 def _penalised(logits: mx.array, rows: Sequence[Row]) -> mx.array:

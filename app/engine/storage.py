@@ -65,11 +65,12 @@ class LayerPool:
         picked = vectors.reshape(-1, heads, size, vectors.shape[-1])[blocks]
         return picked.transpose(1, 0, 2, 3).reshape(1, heads, -1, vectors.shape[-1])[:, :, :num_tokens]
 
-    def copy(self, sources: mx.array, targets: mx.array) -> None:
-        """Copy whole blocks; every source is read before any target is written."""
+    def copy(self, sources: mx.array, targets: mx.array, origin: LayerPool | None = None) -> None:
+        """Copy whole blocks, of ``origin`` if it is another pool; every source is read before any target is written."""
+        origin = origin or self
         read, write = self._vectors(sources), self._vectors(targets)
-        self.keys[write] = self.keys[read]
-        self.values[write] = self.values[read]
+        self.keys[write] = origin.keys[read]
+        self.values[write] = origin.values[read]
 
     def clean(self, blocks: mx.array) -> None:
         """Put zeros where whole blocks hold anything but finite numbers."""

@@ -14,9 +14,17 @@ from app.scheduler.plan import Row
 @dataclass(frozen=True, slots=True)
 class TileIndex:
     """What ``gather_mm`` multiplies, for layers with ``num_heads`` KV heads: M products a pair, each of ``height``
-    queries with one head of one block."""
+    queries with one head of one block. ``parts`` are the pairs by where their blocks lie, one after the other."""
 
     height: int
+    parts: tuple[TilePart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TilePart:
+    """Some pairs, all with blocks of ``place``: 0 is the pool, 1 are the tails."""
+
+    place: int
     queries: mx.array  # [P, M] tile * M + product
     blocks: mx.array  # [P, M] block * num_heads + head
     pairs: mx.array  # [P, M] counts up: one matrix of probabilities a pair and product
@@ -30,9 +38,18 @@ class Tiles:
     whose result is dropped. A pair is one (tile, block) the tile looks at; there are P of them over N tiles.
     """
 
-    def __init__(self, rows: Sequence[Row], first: int, width: int, block_size: int, apart: bool = False) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        first: int,
+        width: int,
+        block_size: int,
+        apart: bool = False,
+        num_pooled: Sequence[int] | None = None,
+    ) -> None:
         """``first`` is where the rows' tokens begin among those of the step; they lie one after the other. ``apart``:
-        each query is multiplied for itself, not together with those that share its KV head; for a width of one."""
+        each query is multiplied for itself, not together with those that share its KV head; for a width of one.
+        ``num_pooled``: how many of each row's blocks lie in the pool, the others in tails; for rows of one token."""
         self.width = width
         self._apart = apart
         spans = [range(row.start // width, (row.start + row.num_new - 1) // width + 1) for row in rows]
@@ -44,7 +61,17 @@ class Tiles:
         self._pair_tiles = np.repeat(np.arange(self.num_tiles), counts)
         self._pair_blocks = np.concatenate([blocks[:count] for blocks, count in zip(owned, counts, strict=True)])
         ends = np.cumsum(counts)
-        seen = (np.arange(ends[-1]) - np.repeat(ends - counts, counts))[:, None] * block_size + np.arange(block_size)
+        numbers_in_row = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
+        self._num_pooled = int(ends[-1])
+        self._row_order: mx.array | None = None
+        if num_pooled is not None:
+            in_tail = numbers_in_row >= np.repeat(num_pooled, counts)
+            order = np.argsort(in_tail, kind="stable")
+            self._num_pooled -= int(in_tail.sum())
+            self._row_order = mx.array(np.argsort(order))
+            self._pair_tiles, self._pair_blocks = self._pair_tiles[order], self._pair_blocks[order]
+            numbers_in_row = numbers_in_row[order]
+        seen = numbers_in_row[:, None] * block_size + np.arange(block_size)
         positions = (numbers[:, None] * width + np.arange(width))[self._pair_tiles]
         hidden = seen[:, None, :] > positions[:, :, None]
         self.pair_tiles = mx.array(self._pair_tiles)
@@ -72,11 +99,17 @@ class Tiles:
         if (num_heads, group) not in self._index:
             products = np.arange(num_heads * group if self._apart else num_heads)
             heads = products * num_heads // len(products)
+            queries = (self._pair_tiles[:, None] * len(products) + products).astype(np.uint32)
+            blocks = (self._pair_blocks[:, None] * num_heads + heads).astype(np.uint32)
+            pairs = np.arange(queries.size, dtype=np.uint32).reshape(queries.shape)
+            spans = (slice(0, self._num_pooled), slice(self._num_pooled, len(queries)))
             self._index[num_heads, group] = TileIndex(
-                height=1 if self._apart else self.width * group,
-                queries=mx.array((self._pair_tiles[:, None] * len(products) + products).astype(np.uint32)),
-                blocks=mx.array((self._pair_blocks[:, None] * num_heads + heads).astype(np.uint32)),
-                pairs=mx.arange(len(self._pair_tiles) * len(products), dtype=mx.uint32).reshape(-1, len(products)),
+                1 if self._apart else self.width * group,
+                tuple(
+                    TilePart(place, mx.array(queries[span]), mx.array(blocks[span]), mx.array(pairs[span]))
+                    for place, span in enumerate(spans)
+                    if span.start < span.stop
+                ),
             )
         return self._index[num_heads, group]
 
@@ -91,6 +124,8 @@ class Tiles:
         One product with ones for each query: its shape depends on how many blocks the query sees, on nothing else.
         """
         _, heads, _, group, dim = parts.shape
+        if self._row_order is not None:
+            parts = parts[self._row_order]
         flat = parts.transpose(2, 0, 1, 3, 4).reshape(-1, heads * group * dim).astype(mx.float32)
         return mx.segmented_mm(self._ones, flat, self._segments).reshape(-1, heads, group, dim)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
-from itertools import takewhile
 
 from app.errors import MlxcelError
 
@@ -45,6 +44,11 @@ class BlockPool:
     def num_live(self) -> int:
         """Blocks that somebody holds."""
         return self.num_blocks - self.num_free
+
+    @property
+    def num_blank(self) -> int:
+        """Free blocks whose content nobody can adopt."""
+        return len(self._blank)
 
     @property
     def num_cached(self) -> int:
@@ -116,7 +120,12 @@ class BlockPool:
 
     def unused_since(self, before_s: float) -> list[int]:
         """The free kept blocks that nobody has used since ``before_s``, the longest unused first."""
-        return [block for block, _ in takewhile(lambda entry: entry[1] < before_s, self._cached.items())]
+        unused = []
+        for block, since_s in self._cached.items():
+            if since_s >= before_s:
+                break
+            unused.append(block)
+        return unused
 
     def extend(self, num_blocks: int) -> None:
         """Add blank blocks until there are ``num_blocks``."""

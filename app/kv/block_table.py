@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from app.errors import InvalidRequest
 from app.kv.block_pool import BlockPool, OutOfBlocks
 from app.kv.prefix_cache import Match, Node, PrefixCache
 
 
-@dataclass(frozen=True, slots=True)
-class Quote:
+class Quote(NamedTuple):
     """What an admission would cost: ``num_blocks`` off the free list, with ``num_cached`` tokens adopted."""
 
     num_blocks: int
     num_cached: int
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(NamedTuple):
     """``num_computed`` tokens need no computing. ``copies`` are (source block, target block); every source has to be
     read before anything is written, since a source may itself be taken again in the same tick."""
 
@@ -67,6 +67,18 @@ class BlockTables:
         """How many blocks hold ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_size)
 
+    def check_fits(self, num_prompt: int, max_tokens: int) -> None:
+        """Raises:
+        InvalidRequest: an empty pool could not hold a request of this size. The last token of an answer is drawn but
+            never computed.
+        """
+        num_needed = self.blocks_for(num_prompt + max_tokens - 1)
+        if num_needed > self.num_blocks:
+            raise InvalidRequest(
+                f"{num_prompt} prompt tokens and {max_tokens} to come need {num_needed} blocks of {self.block_size}"
+                f" tokens; the KV budget has {self.num_blocks}"
+            )
+
     def quote(self, tokens: Sequence[int], salt: str, use_cache: bool) -> Quote:
         """Price an admission without touching anything. A matched block that nobody holds leaves the free list too."""
         match = self.prefix_cache.match(tokens, salt, use_cache)
@@ -93,7 +105,7 @@ class BlockTables:
         if match.source is not None:
             self.pool.touch(match.source)
         num_shared = len(blocks)
-        blocks.extend([self._take() for _ in range(self.blocks_for(len(tokens)) - num_shared)])
+        self._take(self.blocks_for(len(tokens)) - num_shared, blocks)
         publishes = use_cache and self.prefix_cache.enabled
         node = match.nodes[-1] if match.nodes else None
         self._tables[request_id] = _Table(salt, publishes, blocks, num_shared, node)
@@ -113,7 +125,13 @@ class BlockTables:
         num_missing = self.num_missing(request_id, num_tokens)
         if num_missing > self.pool.num_free:
             raise OutOfBlocks(num_missing, self.pool.num_free)
-        self._tables[request_id].blocks.extend([self._take() for _ in range(num_missing)])
+        self._take(num_missing, self._tables[request_id].blocks)
+
+    def trim(self, request_id: int, num_tokens: int) -> None:
+        """Give back the blocks beyond those that ``num_tokens`` tokens need. None of them may have been published."""
+        blocks = self._tables[request_id].blocks
+        while len(blocks) > self.blocks_for(num_tokens):
+            self.pool.release(blocks.pop())
 
     def publish(self, request_id: int, tokens: Sequence[int], num_computed: int) -> None:
         """Key the blocks that the first ``num_computed`` tokens fill. Call it once their K and V are in the pool."""
@@ -155,12 +173,14 @@ class BlockTables:
         self.prefix_cache.check()
 
     def _price(self, tokens: Sequence[int], match: Match) -> int:
-        return self.blocks_for(len(tokens)) - sum(1 for block in match.blocks if self.pool.refs(block))
+        return self.blocks_for(len(tokens)) - len([block for block in match.blocks if self.pool.refs(block)])
 
-    def _take(self) -> int:
-        block = self.pool.take()
-        self.prefix_cache.evict(block)
-        return block
+    def _take(self, num_blocks: int, blocks: list[int]) -> None:
+        take, evict = self.pool.take, self.prefix_cache.evict
+        for _ in range(num_blocks):
+            block = take()
+            evict(block)
+            blocks.append(block)
 
     def _publish(self, table: _Table, tokens: Sequence[int], num_computed: int) -> None:
         if table.node is not None and not self.prefix_cache.knows(table.node):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from app.kv.block_pool import BlockPool, Inconsistent
 
@@ -14,7 +15,8 @@ class Node:
 
     ``tokens`` has ``block_size`` entries, or fewer for the last block of a request that ended; such a block is only
     ever copied, so it has no children. The root of a salt has no block, no tokens and no parent.
-    ``openings`` are the children by first token: many may follow on one beginning, and few of them begin alike.
+    ``openings`` are the children by first token, and there by block: many may follow on one beginning, and few of them
+    begin alike. None: nobody has asked for them yet, and most nodes only ever have one child.
     """
 
     salt: str
@@ -22,11 +24,23 @@ class Node:
     tokens: tuple[int, ...] = ()
     block: int | None = None
     children: dict[tuple[int, ...], Node] = field(default_factory=dict)
-    openings: dict[int, dict[tuple[int, ...], Node]] = field(default_factory=dict)
+    openings: dict[int, dict[int, Node]] | None = None
+
+    def alike(self, first: int) -> Iterable[Node]:
+        """The children whose tokens begin with ``first``, in the order in which they were keyed."""
+        if self.openings is None:
+            self.openings = {}
+            for child in self.children.values():
+                self.note_opening(child)
+        return self.openings.get(first, {}).values()
+
+    def note_opening(self, child: Node) -> None:
+        assert self.openings is not None
+        assert child.block is not None
+        self.openings.setdefault(child.tokens[0], {})[child.block] = child
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """What can be adopted: ``num_tokens`` in all, ``nodes`` to be shared, then the start of ``source`` to be copied."""
 
     nodes: tuple[Node, ...] = ()
@@ -124,20 +138,25 @@ class PrefixCache:
         keyed already. Returns the node with that key. ``parent`` must still have its own key.
         """
         if parent is None:
-            parent = self._roots.setdefault(salt, Node(salt))
-        known = parent.children.get(tokens)
-        if known is not None:
-            return known
-        node = parent.children[tokens] = self._nodes[block] = Node(salt, parent, tokens, block)
-        parent.openings.setdefault(tokens[0], {})[tokens] = node
+            parent = self._roots.get(salt)
+            if parent is None:
+                parent = self._roots[salt] = Node(salt)
+        new = Node(salt, parent, tokens, block)
+        node = parent.children.setdefault(tokens, new)
+        if node is not new:
+            return node
+        self._nodes[block] = node
+        if parent.openings is not None:
+            parent.note_opening(node)
         self._pool.keep(block)
         self.inserts += 1
         return node
 
     def evict(self, block: int) -> None:
         """The block was taken for other content: it and all that follows it lose their keys. Unkeyed: no effect."""
-        if block in self._nodes:
-            self.evictions_lru += self._drop(self._nodes[block])
+        node = self._nodes.get(block)
+        if node is not None:
+            self.evictions_lru += self._drop(node)
 
     def expire(self, now: float) -> None:
         """It is ``now``: what has gone unused for too long loses its keys."""
@@ -173,23 +192,26 @@ class PrefixCache:
 
     def _drop(self, node: Node) -> int:
         """Take the node and its subtree out of the tree; returns how many keys that cost."""
-        parent = node.parent
+        parent, block = node.parent, node.block
         assert parent is not None
+        assert block is not None
         del parent.children[node.tokens]
-        alike = parent.openings[node.tokens[0]]
-        del alike[node.tokens]
-        if not alike:
-            del parent.openings[node.tokens[0]]
+        if parent.openings is not None:
+            alike = parent.openings[node.tokens[0]]
+            del alike[block]
+            if not alike:
+                del parent.openings[node.tokens[0]]
         if parent.parent is None and not parent.children:
             del self._roots[parent.salt]
         num_dropped = 0
         stack = [node]
         while stack:
             node = stack.pop()
-            stack.extend(node.children.values())
             # Without their links the nodes are freed at once and one by one, not as a deep chain of cycles.
-            node.children.clear()
-            node.openings.clear()
+            if node.children:
+                stack.extend(node.children.values())
+                node.children.clear()
+                node.openings = None
             node.parent = None
             assert node.block is not None
             del self._nodes[node.block]
@@ -201,9 +223,9 @@ class PrefixCache:
 def _closest(node: Node, rest: Sequence[int]) -> tuple[int | None, int]:
     """The child that shares most tokens with the start of ``rest``: (block, shared tokens), or (None, 0)."""
     best, best_shared = None, 0
-    for tokens, child in node.openings.get(rest[0], {}).items() if rest else ():
+    for child in node.alike(rest[0]) if rest else ():
         num_shared = 0
-        for theirs, ours in zip(tokens, rest, strict=False):
+        for theirs, ours in zip(child.tokens, rest, strict=False):
             if theirs != ours:
                 break
             num_shared += 1

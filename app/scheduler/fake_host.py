@@ -32,7 +32,7 @@ class HostSpec:
 
 
 class FakeEngine:
-    """Computes nothing: the token drawn after any row is the successor of its last one."""
+    """Computes nothing: the token drawn after any row is its position, as in ``workload.tokens_of``."""
 
     def step(self, plan: Plan) -> Result:
-        return Result({row.request_id: Draw(row.tokens[-1] + 1) for row in plan.rows if row.draws})
+        return Result({row.request_id: (Draw(len(row.tokens)),) for row in plan.rows if row.draws})

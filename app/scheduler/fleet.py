@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import islice
 from operator import attrgetter
 from typing import Protocol
 
@@ -84,32 +85,39 @@ def simulate(
     for index, arrival in enumerate(workload):
         if arrival.after is not None:
             followers.setdefault(arrival.after, []).append(index)
-    # Two heaps of (moment, number): arrivals that are certain to come, and ends of ticks.
-    coming = sorted((arrival.at_s, index) for index, arrival in enumerate(workload) if arrival.after is None)
+    # Two heaps of (moment, number): arrivals that are certain to come, and ends of ticks. Of the arrivals that wait for
+    # nobody the next one is enough: a heap of all of them would be slow.
+    independent = (index for index, arrival in enumerate(workload) if arrival.after is None)
+    line = ((workload[index].at_s, index) for index in sorted(independent, key=lambda index: workload[index].at_s))
+    coming = [*islice(line, 1)]
     ends: list[tuple[float, int]] = []
 
     while coming or ends:
         if ends and (not coming or ends[0][0] <= coming[0][0]):
-            now, number = heapq.heappop(ends)
+            now, number = heappop(ends)
             host = hosts[number]
             if host.next_s != now:
                 continue  # its stretch was cut short, and has an entry of its own
             for outcome in host.tick():
                 outcomes.append(outcome)
                 for follower in followers.get(outcome.number, ()):
-                    heapq.heappush(coming, (now + workload[follower].at_s, follower))
+                    heappush(coming, (now + workload[follower].at_s, follower))
                 if len(outcomes) % PROGRESS_EVERY == 0:
                     progress(len(outcomes) + len(refused), now)
         else:
-            now, index = heapq.heappop(coming)
-            host = choose(hosts, workload[index])
+            now, index = heappop(coming)
+            arrival = workload[index]
+            if arrival.after is None:
+                for entry in islice(line, 1):
+                    heappush(coming, entry)
+            host = choose(hosts, arrival)
             before_s = host.next_s
-            if not host.offer(index, workload[index], now):
+            if not host.offer(index, arrival, now):
                 _refuse(index, followers, refused)
             if host.next_s == before_s:
                 continue
         if host.next_s != math.inf:
-            heapq.heappush(ends, (host.next_s, host.number))
+            heappush(ends, (host.next_s, host.number))
     return Run(hosts, tally, outcomes, refused)
 
 

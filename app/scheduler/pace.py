@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from operator import sub
+
 from app.scheduler import policy
 
 # What is left of older measurements with each new one.
@@ -45,12 +48,18 @@ class Pace:
 
     def observe(self, num_decode: int, num_prefill: int, took_s: float) -> None:
         """Learn from a tick of so many decode rows and prefill tokens."""
+        if not num_decode and not num_prefill:
+            return
         if not num_decode:
             self._alone.add(took_s, num_prefill)
         if num_prefill:
             self._token.add(max(took_s - self._decode.value, 0.0) if num_decode else took_s, num_prefill)
         else:
             self._decode.add(took_s, 1)
+
+    def observe_decode(self, moments_s: Sequence[float]) -> None:
+        """As ``observe``, for ticks without prefill that followed each other, from one of the moments to the next."""
+        self._decode.add_each(map(sub, moments_s[1:], moments_s))
 
 
 class _Mean:
@@ -72,3 +81,11 @@ class _Mean:
     def add(self, took_s: float, num_pieces: int) -> None:
         self._total_s = KEPT * self._total_s + took_s
         self._num_pieces = KEPT * self._num_pieces + num_pieces
+
+    def add_each(self, each_took_s: Iterable[float]) -> None:
+        """As ``add`` of one piece, for each of them in turn."""
+        total_s, num_pieces = self._total_s, self._num_pieces
+        for took_s in each_took_s:
+            total_s = KEPT * total_s + took_s
+            num_pieces = KEPT * num_pieces + 1
+        self._total_s, self._num_pieces = total_s, num_pieces

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from app.request import FinishReason, Request, SamplingParams
+from app.request import Constraint, FinishReason, Request, SamplingParams
 
 Kind = Literal["decode", "prefill", "mixed"]
 
@@ -20,6 +20,10 @@ class Row(NamedTuple):
     ``tokens`` and ``blocks`` are the request's own growing lists, lent for the tick and never written by the engine.
     ``blocks[i]`` holds positions ``i * block_size`` up to the next multiple. ``draws`` says that the row reaches
     ``len(tokens)``, so the token after its last one is drawn; the draw stands at position ``start + num_new``.
+
+    A row that decodes may carry a ``draft``: tokens that are guessed to follow, counted in ``num_new`` and computed as
+    if they were the request's. It draws after its last own token and after each of the draft. A row with a
+    ``constraint`` never does: what may be drawn depends on every token before.
     """
 
     request_id: int
@@ -30,32 +34,55 @@ class Row(NamedTuple):
     draws: bool
     num_prompt: int
     sampling: SamplingParams
+    draft: tuple[int, ...] = ()
+    constraint: Constraint | None = None
 
     @classmethod
-    def of(cls, request: Request, num_new: int, blocks: Sequence[int]) -> Row:
-        """The next ``num_new`` tokens of a request that holds ``blocks``."""
-        tokens, start = request.tokens, request.num_computed
-        draws = start + num_new == len(tokens)
-        return cls(request.id, tokens, start, num_new, blocks, draws, request.num_prompt, request.sampling)
+    def of(cls, request: Request, num_new: int, blocks: Sequence[int], draft: tuple[int, ...] = ()) -> Row:
+        """The next ``num_new`` tokens of a request that holds ``blocks``, and a draft on top if they are its last."""
+        tokens, start, num_all = request.tokens, request.num_computed, num_new + len(draft)
+        draws, sampling = start + num_new == len(tokens), request.sampling
+        return cls(
+            request.id, tokens, start, num_all, blocks, draws, request.num_prompt, sampling, draft, request.constraint
+        )
+
+    @property
+    def is_chunk(self) -> bool:
+        """Whether it reads a prompt, or again what was lost. A single token of an answer counts as decoded, also where
+        it is the last one that is read again."""
+        return self.start < self.num_prompt or (self.num_new > 1 and not self.draft)
+
+    def each_draw(self) -> list[Row]:
+        """One row for each of its draws: the row that would make this draw alone, had the request said what the draft
+        says before it."""
+        if not self.draft:
+            return [self] if self.draws else []
+        tokens, first = [*self.tokens, *self.draft], self.num_new - len(self.draft)
+        return [self._replace(tokens=tokens, num_new=n, draft=()) for n in range(first, self.num_new + 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One tick. Rows with one token come first, chunks after them. ``copies`` are (source block, target block): all
-    sources are read before any target or row is written.
+    """One tick. Rows with one token come first, longer ones after them. ``copies`` are (source block, target block):
+    all sources are read before any target or row is written.
 
     A plan with ``num_blocks`` has no rows: it asks for a pool of that size (``Scheduler.resized`` takes the answer).
+
+    ``num_ahead`` above 0 is for a step that is submitted while the one before it is in flight, which draws the tokens
+    that its rows compute: they are not in ``Row.tokens`` yet, nor may the block that a row writes be in ``Row.blocks``.
+    It counts the steps since the last one that was submitted with nothing in flight.
     """
 
     rows: tuple[Row, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
     num_blocks: int = 0
+    num_ahead: int = 0
 
     @property
     def kind(self) -> Kind:
-        """What the tick does. A chunk of one token counts as decode: it costs what a decode row costs."""
-        singles = any(row.num_new == 1 for row in self.rows)
-        chunks = any(row.num_new > 1 for row in self.rows)
+        """What the tick does."""
+        singles = any(not row.is_chunk for row in self.rows)
+        chunks = any(row.is_chunk for row in self.rows)
         return "mixed" if singles and chunks else "decode" if singles else "prefill"
 
     @property
@@ -73,9 +100,10 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a tick brought, by request id. A failed request did not get its token; the text says why (for the log)."""
+    """What a tick brought, by request id: the draws of a row in their order, also those behind a draft that turns out
+    wrong. A failed request did not get its token; the text says why (for the log)."""
 
-    draws: dict[int, Draw] = field(default_factory=dict)
+    draws: dict[int, tuple[Draw, ...]] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
 
 

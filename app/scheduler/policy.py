@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from app.request import Request, State
+from app.request import FinishReason, Request, State
 
 PreemptionPolicy = Literal["longest-first", "lowest-priority"]
 
@@ -27,7 +27,9 @@ class SchedulerConfig:
     """``prefill_chunk`` None: by whether anybody decodes; 0: whole prompts. ``max_batch_prefill_tokens`` None: derived;
     0: no cap. ``watermark`` is the share of the pool that admission keeps free while anybody decodes. ``itl_budget_s``
     is how long a tick with decode may take, None: any time; ``grant_interval`` is how many ticks in a row it may put
-    prefill off, 0: any number. ``grows`` says that the pool has no bound of its own: it is doubled when it is short."""
+    prefill off, 0: any number. ``grows`` says that the pool has no bound of its own: it is doubled when it is short.
+    ``prompt_lookup_max_batch`` is how many rows may decode at most in a tick with drafts. ``lookahead`` says that a
+    decode step may be submitted before the tokens of the one before are read."""
 
     num_slots: int = 4
     max_batch_size: int = 4
@@ -38,8 +40,10 @@ class SchedulerConfig:
     itl_budget_s: float | None = None
     grant_interval: int = 16
     grows: bool = False
+    lookahead: bool = False
     enable_preemption: bool = False
     preemption_policy: PreemptionPolicy = "longest-first"
+    prompt_lookup_max_batch: int = 2
 
 
 def chunk_tokens(config: SchedulerConfig, num_decoding: int, num_prompts: int = 1) -> int:
@@ -122,6 +126,13 @@ def may_admit(num_needed: int, num_free: int, num_blocks: int, watermark: float,
     """Whether the free blocks cover an admission, and beside live decode the share that is kept for growth as well."""
     reserve = watermark * num_blocks if num_decoding else 0.0
     return num_needed + reserve <= num_free
+
+
+def end_reason(request: Request) -> FinishReason | None:
+    """Why a request ends with the token that it has just drawn, if it does."""
+    if request.tokens[-1] in request.end_tokens:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if request.num_output >= request.max_tokens else None
 
 
 def head_start_s(priority: int) -> float:

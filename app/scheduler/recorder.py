@@ -6,17 +6,19 @@ What is kept here refers to tokens, as the scheduler itself does. What leaves th
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from app.kv.block_table import BlockTables
 from app.kv.books import Books, capture
 from app.request import FinishReason, Request
+from app.scheduler.lookahead import wanted
 from app.scheduler.pace import Pace
 from app.scheduler.plan import Event, Finished, Plan, Result
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.scheduler import Scheduler
+from app.scheduler.speculation import Drafter, right
 
 Entry = tuple[Any, ...]
 
@@ -64,8 +66,11 @@ class Segment(NamedTuple):
     """Entries from one checkpoint to the next. An entry is its kind, then integers and moments in seconds:
 
     ``add`` (request), ``cancel`` (id, at), ``finish`` (id, reason, num_output, at), ``reset`` (), ``plan`` (at, rows,
-    number of copies, blocks asked for, live blocks, waiting requests), ``apply`` (at, ids that failed), ``resize``
-    (blocks, at), ``lose`` (at). ``rows`` are four integers each: request id, start, number of tokens, whether it draws.
+    number of copies, blocks asked for, live blocks, waiting requests), ``ahead`` (rows of the step that was submitted
+    before this tick's ``apply``, and is applied after it), ``apply`` (at, ids that failed, ids of rows ahead that were
+    dropped), ``resize`` (blocks, at), ``lose`` (at). ``rows`` are four integers each: request id, start, number of
+    tokens, whether it draws. Before a ``plan`` there is a ``draft`` (id, number of tokens) for each that was offered,
+    and before an ``apply`` a ``check`` (id, number of tokens that were right) for each that was computed.
     """
 
     first_tick: int
@@ -76,13 +81,15 @@ class Segment(NamedTuple):
 
 class RecordedScheduler(Scheduler):
     """Keeps the last ``num_ticks`` ticks at least, and twice as many at most: two segments, of which the older one goes
-    when the newer is full. So the first tick that is kept always has its checkpoint.
+    when the newer is full and nothing is in flight. So the first tick that is kept always has its checkpoint.
 
     ``segments`` may be read from any thread: it is replaced whole, entries are only ever appended.
     """
 
-    def __init__(self, config: SchedulerConfig, tables: BlockTables, num_ticks: int) -> None:
-        super().__init__(config, tables)
+    def __init__(
+        self, config: SchedulerConfig, tables: BlockTables, num_ticks: int, drafter: Drafter | None = None
+    ) -> None:
+        super().__init__(config, tables, None if drafter is None else _NotedDrafter(drafter, self._note))
         self.config = config
         self._ticks_kept = num_ticks
         self._tick = 0
@@ -128,21 +135,31 @@ class RecordedScheduler(Scheduler):
             plan = super().plan(now)
         finally:
             self._is_planning = False
-        rows = array("q")
-        for row in plan.rows:
-            rows.extend((row.request_id, row.start, row.num_new, row.draws))
-        self._note("plan", now, rows, len(plan.copies), plan.num_blocks, self._tables.pool.num_live, len(self._queue))
+        figures = len(plan.copies), plan.num_blocks, self._tables.pool.num_live, len(self._queue)
+        self._note("plan", now, _flat(plan), *figures)
         self._tick += 1
         return plan
 
+    def ahead(self, plan: Plan) -> Plan | None:
+        following = super().ahead(plan)
+        if following is not None:
+            self._note("ahead", _flat(following))
+            self._tick += 1
+        return following
+
     def apply(self, plan: Plan, result: Result, now: float) -> list[Event]:
         draws, failures = result.draws, result.failures
+        counted = {row.request_id for row in wanted(plan, result, self._seats)}
+        dropped = tuple(row.request_id for row in plan.rows if row.request_id not in counted)
         failed = [
             row.request_id
             for row in plan.rows
-            if row.request_id in failures or (row.draws and row.request_id not in draws)
+            if row.request_id in counted and (row.request_id in failures or (row.draws and row.request_id not in draws))
         ]
-        self._note("apply", now, tuple(failed))
+        for row in plan.rows:
+            if row.draft and row.request_id in draws:
+                self._note("check", row.request_id, len(right(row.draft, draws[row.request_id])) - 1)
+        self._note("apply", now, tuple(failed), dropped)
         return super().apply(plan, result, now)
 
     def resized(self, num_blocks: int, now: float) -> list[Event]:
@@ -174,6 +191,30 @@ class RecordedScheduler(Scheduler):
             numbers_of(self),
         )
         self.segments = (*self.segments[-1:], Segment(self._tick, checkpoint, dict(self._live), []))
+
+
+class _NotedDrafter:
+    """Notes how long each draft is. From there on all is decided by what the scheduler knows."""
+
+    def __init__(self, drafter: Drafter, note: Callable[..., None]) -> None:
+        self._drafter = drafter
+        self._note = note
+        self.may_propose = drafter.may_propose
+        self.learn = drafter.learn
+        self.forget = drafter.forget
+
+    def draft(self, request: Request) -> tuple[int, ...]:
+        draft = self._drafter.draft(request)
+        if draft:
+            self._note("draft", request.id, len(draft))
+        return draft
+
+
+def _flat(plan: Plan) -> array[int]:
+    rows = array("q")
+    for row in plan.rows:
+        rows.extend((row.request_id, row.start, row.num_new, row.draws))
+    return rows
 
 
 def numbers_of(thing: object, path: str = "") -> dict[str, float]:

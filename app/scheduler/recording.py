@@ -20,7 +20,9 @@ from app.scheduler.cost import Load, Sample
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.recorder import Checkpoint, Entry, Recorded, RecordedScheduler, Standing
 
-FORMAT = 1
+FORMAT = 2
+
+Rows = list[tuple[int, int, int, bool]]
 
 
 class BadRecording(MlxcelError):
@@ -39,12 +41,17 @@ class Recording:
 
     @property
     def num_ticks(self) -> int:
-        return sum(1 for entry in self.entries if entry[0] == "plan")
+        return sum(1 for entry in self.entries if entry[0] in ("plan", "ahead"))
+
+    @property
+    def next_tick(self) -> int:
+        """The number of the tick that comes after the last one."""
+        return self.first_tick + self.num_ticks
 
 
-def rows_of(plan: Entry) -> list[tuple[int, int, int, bool]]:
-    """(request id, start, number of tokens, whether it draws) of each row of a ``plan`` entry."""
-    flat = plan[2]
+def rows_of(plan: Entry) -> Rows:
+    """(request id, start, number of tokens, whether it draws) of each row of a ``plan`` or ``ahead`` entry."""
+    flat = plan[2] if plan[0] == "plan" else plan[1]
     return [(flat[i], flat[i + 1], flat[i + 2], bool(flat[i + 3])) for i in range(0, len(flat), 4)]
 
 
@@ -130,31 +137,40 @@ def read(path: Path) -> Recording:
     return from_json(data)
 
 
-def samples(recording: Recording) -> list[Sample]:
-    """The measured ticks. One that was followed at once by another lasted until that one was planned."""
+def samples(recording: Recording, first_tick: int = 0) -> list[Sample]:
+    """The measured ticks from ``first_tick`` on. One that was followed at once by another lasted until that one was
+    planned."""
     size = recording.checkpoint.books.block_size
-    ticks: list[tuple[Entry, float]] = []
+    ticks: list[tuple[Rows, float, float]] = []
+    next_tick = recording.first_tick
     for entry in recording.entries:
-        if entry[0] == "plan":
-            if ticks and _goes_on(ticks[-1][0], entry):
-                ticks[-1] = ticks[-1][0], entry[1]
-            planned = entry
-        elif entry[0] == "apply":
-            ticks.append((planned, entry[1]))
+        match entry:
+            case ("plan", at_s, *_):
+                rows, began_s, following = rows_of(entry), at_s, None
+                if ticks and _goes_on(ticks[-1][0], rows):
+                    ticks[-1] = *ticks[-1][:2], at_s
+                next_tick += 1
+            case ("ahead", _):
+                following = rows_of(entry)
+                next_tick += 1
+            case ("apply", at_s, *_):
+                if next_tick > first_tick:
+                    ticks.append((rows, began_s, at_s))
+                if following is not None:  # its turn begins
+                    rows, began_s, following = following, at_s, None
     measured = []
-    for plan, ended_s in ticks:
-        rows = rows_of(plan)
+    for rows, began_s, ended_s in ticks:
         load = Load(
             sum(1 for row in rows if row[2] == 1),
             sum(row[2] for row in rows if row[2] > 1),
             sum(-(-(row[1] + row[2]) // size) for row in rows),
         )
-        measured.append(Sample(load, ended_s - plan[1]))
+        measured.append(Sample(load, ended_s - began_s))
     return [sample for sample in measured if sample.seconds > 0]
 
 
-def _goes_on(early: Entry, late: Entry) -> bool:
-    return not {row[0] for row in rows_of(early)}.isdisjoint(row[0] for row in rows_of(late))
+def _goes_on(early: Rows, late: Rows) -> bool:
+    return not {row[0] for row in early}.isdisjoint(row[0] for row in late)
 
 
 class _Numbers:

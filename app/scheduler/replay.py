@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple
 
 from app.kv.books import restore
 from app.request import FinishReason, Request, State
-from app.scheduler.plan import Draw, Plan, Result
+from app.scheduler.plan import Draw, Plan, Result, Row
 from app.scheduler.recorder import Standing, numbers_of
-from app.scheduler.recording import Recording, rows_of
+from app.scheduler.recording import Recording, Rows, rows_of
 from app.scheduler.scheduler import Scheduler
+from app.scheduler.speculation import Drafter
+
+UNKNOWN = -1  # a token of a draft, of which a recording tells no more than that it was there
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class TickView(NamedTuple):
     tick: int
     began_s: float
     seconds: float
-    rows: list[tuple[int, int, int, bool]]
+    rows: Rows
     live_blocks: int
     num_waiting: int
     num_requeued: int
@@ -53,9 +57,11 @@ class Replayed:
 def replay(recording: Recording) -> Replayed:
     """Tell the scheduler again what it was told, and compare each plan: its rows, the number of copies, the blocks held
     and the requests waiting."""
-    scheduler, requests = rebuild(recording)
+    drafter = _RecordedDrafts()
+    scheduler, requests = rebuild(recording, drafter)
     ticks: list[TickView] = []
-    plan, num_requeued = Plan(), 0
+    plan, following, num_requeued = Plan(), None, 0
+    checked: dict[int, int] = {}
     for entry in recording.entries:
         match entry:
             case ("add", request_id):
@@ -66,11 +72,14 @@ def replay(recording: Recording) -> Replayed:
                 scheduler.finish(request_id, FinishReason(reason), num_output, at_s)
             case ("reset",):
                 scheduler.reset_prefix_cache()
+            case ("draft", request_id, num_tokens):
+                drafter.lengths[request_id] = num_tokens
             case ("plan", at_s, _, *recorded):
                 tick = recording.first_tick + len(ticks)
-                plan = scheduler.plan(at_s)
+                plan, following = scheduler.plan(at_s), None
+                drafter.lengths.clear()
                 snapshot = scheduler.snapshot()
-                rows = [(row.request_id, row.start, row.num_new, row.draws) for row in plan.rows]
+                rows = _rows(plan)
                 values = [len(plan.copies), plan.num_blocks, snapshot.pool.live, snapshot.num_queued]
                 names = ("copies of blocks", "blocks asked for", "blocks held", "requests waiting")
                 if rows != rows_of(entry):
@@ -82,28 +91,75 @@ def replay(recording: Recording) -> Replayed:
                 _, _, live_blocks, num_waiting = values
                 view = TickView(tick, at_s, 0.0, rows, live_blocks, num_waiting, num_requeued - before, "open")
                 ticks.append(view)
-            case ("apply", at_s, failed):
-                draws = {
-                    row.request_id: Draw(recording.requests[row.request_id].tokens[row.start + row.num_new])
+            case ("check", request_id, num_right):
+                checked[request_id] = num_right
+            case ("ahead", _):
+                following = scheduler.ahead(plan)
+                if (rows := _rows(following or Plan())) != rows_of(entry):
+                    return Replayed(ticks, _difference_of_rows(ticks[-1].tick + 1, rows_of(entry), rows))
+            case ("apply", at_s, failed, dropped):
+                rows_drawn = [
+                    _drawn(row, recording.requests[row.request_id].tokens, checked.get(row.request_id, 0))
                     for row in plan.rows
-                    if row.draws and row.request_id not in failed
-                }
+                ]
+                checked.clear()
+                missing = {*failed, *dropped}
+                draws = {row.request_id: drawn for row, drawn in rows_drawn if drawn and row.request_id not in missing}
+                plan = replace(plan, rows=tuple(row for row, _ in rows_drawn))
                 scheduler.apply(plan, Result(draws, dict.fromkeys(failed, "as recorded")), at_s)
                 ticks[-1] = ticks[-1]._replace(seconds=at_s - ticks[-1].began_s, outcome="applied")
+                if following is not None:
+                    ticks.append(_view_ahead(ticks[-1].tick + 1, at_s, following, scheduler))
+                    plan, following = following, None
             case ("resize", num_blocks, at_s):
                 scheduler.resized(num_blocks, at_s)
                 ticks[-1] = ticks[-1]._replace(seconds=at_s - ticks[-1].began_s, outcome="resized")
             case ("lose", at_s):
                 scheduler.lose_pool(plan, at_s)
                 ticks[-1] = ticks[-1]._replace(seconds=at_s - ticks[-1].began_s, outcome="lost")
+                if following is not None:
+                    view = _view_ahead(ticks[-1].tick + 1, at_s, following, scheduler)
+                    ticks.append(view._replace(outcome="lost"))
+                    following = None
+    if following is not None:
+        ticks.append(_view_ahead(ticks[-1].tick + 1, ticks[-1].began_s, following, scheduler))
     return Replayed(ticks)
 
 
-def rebuild(recording: Recording) -> tuple[Scheduler, dict[int, Request]]:
+class _RecordedDrafts:
+    """Offers drafts as long as they were, by request id. What is in them shows only once they are checked."""
+
+    def __init__(self) -> None:
+        self.lengths: dict[int, int] = {}
+
+    def draft(self, request: Request) -> tuple[int, ...]:
+        return (UNKNOWN,) * self.lengths.get(request.id, 0)
+
+    def may_propose(self, request: Request) -> bool:
+        return False
+
+    def learn(self, request_id: int, num_proposed: int, num_right: int) -> None:
+        pass
+
+    def forget(self, request_id: int) -> None:
+        pass
+
+
+def _drawn(row: Row, tokens: Sequence[int], num_right: int) -> tuple[Row, tuple[Draw, ...]]:
+    """A row whose draft is right as far as it was, and its draws as far as they counted."""
+    if not row.draws:
+        return row, ()
+    first = row.start + row.num_new - len(row.draft)
+    right = tuple(tokens[first : first + num_right])
+    draft = (*right, *row.draft[num_right:])
+    return row._replace(draft=draft), tuple(Draw(token) for token in tokens[first : first + num_right + 1])
+
+
+def rebuild(recording: Recording, drafter: Drafter | None = None) -> tuple[Scheduler, dict[int, Request]]:
     """The scheduler as it was before the first entry, and every request that is known, to be added or there already."""
     checkpoint = recording.checkpoint
     requests = {request_id: _request(recording, request_id) for request_id in recording.requests}
-    scheduler = Scheduler(recording.config, restore(checkpoint.books))
+    scheduler = Scheduler(recording.config, restore(checkpoint.books), drafter)
     for path in numbers_of(scheduler).keys() & checkpoint.numbers.keys():
         owner, _, name = path.rpartition(".")
         setattr(attrgetter(owner)(scheduler) if owner else scheduler, name, checkpoint.numbers[path])
@@ -149,9 +205,17 @@ def _resume(request: Request, tokens: object, standing: Standing) -> None:
     request.slot, request.num_faults = standing.slot, standing.num_faults
 
 
-def _difference_of_rows(
-    tick: int, recorded: list[tuple[int, int, int, bool]], replayed: list[tuple[int, int, int, bool]]
-) -> Difference:
+def _view_ahead(tick: int, began_s: float, plan: Plan, scheduler: Scheduler) -> TickView:
+    """A step that was submitted ahead, when its turn begins."""
+    snapshot = scheduler.snapshot()
+    return TickView(tick, began_s, 0.0, _rows(plan), snapshot.pool.live, snapshot.num_queued, 0, "open")
+
+
+def _rows(plan: Plan) -> Rows:
+    return [(row.request_id, row.start, row.num_new, row.draws) for row in plan.rows]
+
+
+def _difference_of_rows(tick: int, recorded: Rows, replayed: Rows) -> Difference:
     for place in range(max(len(recorded), len(replayed))):
         theirs, ours = recorded[place : place + 1], replayed[place : place + 1]
         if theirs != ours:
@@ -159,7 +223,7 @@ def _difference_of_rows(
     return Difference(tick, f"row {place}", _row(theirs), _row(ours))
 
 
-def _row(rows: list[tuple[int, int, int, bool]]) -> str:
+def _row(rows: Rows) -> str:
     if not rows:
         return "no row"
     request_id, start, num_new, draws = rows[0]

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 import math
 
-from app.errors import InvalidRequest, kind_and_place
 from app.kv.block_pool import OutOfBlocks
 from app.kv.block_table import BlockTables
 from app.request import FinishReason, Request, State
-from app.scheduler import policy
+from app.scheduler import lookahead, policy
 from app.scheduler.pace import Pace
 from app.scheduler.plan import Admitted, Event, Finished, Plan, Result, Row, Token
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.queue import RequestQueue
 from app.scheduler.seats import Seats
 from app.scheduler.snapshot import Counters, Snapshot, observe
-
-log = logging.getLogger("mlxcel.scheduler")
+from app.scheduler.speculation import Drafter, Speculation, right
 
 
 class Scheduler:
-    """Requests from arrival to end. A tick is ``plan``, a forward by the engine, ``apply``; nothing comes between.
+    """Requests from arrival to end. A tick is ``plan``, a forward by the engine, ``apply``; nothing but ``ahead`` comes
+    between. ``add``, ``cancel``, ``finish`` and ``reset_prefix_cache`` are for the time between two ticks.
 
-    ``add``, ``cancel``, ``finish`` and ``reset_prefix_cache`` are for the time between ``apply`` and the next ``plan``.
     Requests are known by id; once one has finished its id means nothing here. All times are in seconds of the caller's
     clock.
     """
 
-    def __init__(self, config: SchedulerConfig, tables: BlockTables) -> None:
+    def __init__(self, config: SchedulerConfig, tables: BlockTables, drafter: Drafter | None = None) -> None:
         self._config = config
         self._tables = tables
         self._queue = RequestQueue()
@@ -36,6 +33,7 @@ class Scheduler:
         self._seats = Seats(config.num_slots, config.max_batch_size, tables)
         self._unannounced: dict[int, None] = {}  # an ordered set: no Admitted was sent yet
         self._pace = Pace(config.itl_budget_s, config.grant_interval)
+        self._speculation = Speculation(drafter, config.prompt_lookup_max_batch, tables)
         self._may_grow = config.grows
         self._num_arrived = 0
         self._planned_s = 0.0
@@ -55,13 +53,8 @@ class Scheduler:
         """
         if request.id in self._requests:
             raise ValueError(f"request {request.id} exists already")
-        # The last token of an answer is drawn but never computed.
-        num_needed = self._tables.blocks_for(request.num_prompt + request.max_tokens - 1)
-        if num_needed > self._tables.num_blocks and not self._config.grows:
-            raise InvalidRequest(
-                f"{request.num_prompt} prompt tokens and {request.max_tokens} to come need {num_needed} blocks of"
-                f" {self._tables.block_size} tokens; the KV budget has {self._tables.num_blocks}"
-            )
+        if not self._config.grows:
+            self._tables.check_fits(request.num_prompt, request.max_tokens)
         request.arrival = self._num_arrived
         self._num_arrived += 1
         self._requests[request.id] = request
@@ -100,49 +93,61 @@ class Scheduler:
         if any_reclaimed and not self._seats.running:
             return self.plan(now)  # the only row has pushed itself out: it needs a larger pool
         chunks, copies = self._choose_chunks(may_admit=not any_reclaimed)
-        blocks = self._tables.blocks
-        rows = [Row.of(request, 1, blocks(request.id)) for request in self._seats.decoding]
-        chunks.sort(key=lambda chunk: chunk[1] > 1)  # one token is a row like those that decode
+        drafts, blocks = self._speculation.drafts(self._seats.decoding), self._tables.blocks
+        rows = [Row.of(request, 1, blocks(request.id), draft) for request, draft in drafts]
         rows += [Row.of(request, share, blocks(request.id)) for request, share in chunks]
+        rows.sort(key=lambda row: row.num_new > 1)  # one token of a prompt is a row like those that decode
         return Plan(tuple(rows), tuple(copies))
+
+    def ahead(self, plan: Plan) -> Plan | None:
+        """The step to submit while ``plan`` is in flight, to be applied right after it; None where one ends a run of
+        such steps, as where anybody new may be due (see ``lookahead``)."""
+        may_join = len(self._queue) > 0 and (not self._seats.is_full or self._config.enable_preemption)
+        if not self._config.lookahead or may_join or self._speculation.may_propose(self._seats.decoding):
+            return None
+        return lookahead.ahead(plan, self._seats, self._tables)
 
     def apply(self, plan: Plan, result: Result, now: float) -> list[Event]:
         """Enter what the forward brought: computed tokens, drawn tokens, ends. Events come in the order of the rows."""
+        if plan.num_ahead:
+            self._grow_decoding()  # the blocks that were promised
         events: list[Event] = []
         num_prefill = num_decode = num_chunks = 0
         draws, failures, block_size = result.draws, result.failures, self._tables.block_size
-        for row in plan.rows:
+        for row in lookahead.wanted(plan, result, self._seats):
             request = self._seats[row.request_id]
-            draw = draws.get(request.id)
-            if request.id in failures or (row.draws and draw is None):
+            drawn = right(row.draft, draws.get(request.id, ()))
+            if request.id in failures or (row.draws and not drawn):
                 events.append(self._finish(request, FinishReason.ERROR, request.num_output, now))
                 continue
             if request.id in self._unannounced:
                 events.append(self._announce(request))
-            request.num_computed += row.num_new
-            try:
-                if row.num_new > 1 or request.num_computed % block_size == 0:  # a block may have become full
-                    self._tables.publish(request.id, request.tokens, request.num_computed)
-            except Exception as error:
-                log.error("request %d failed when its blocks were published: %s", request.id, kind_and_place(error))
+            reason = None
+            for draw in drawn:
+                request.tokens.append(draw.token)
+                events.append(Token(request.id, draw, now))
+                if reason := policy.end_reason(request):
+                    break
+            request.num_computed = len(request.tokens) - 1 if row.draws else row.start + row.num_new
+            if row.draft:
+                self._counters.count_draft(len(row.draft), len(drawn) - 1)
+                self._speculation.learn(request, row.draft, len(drawn) - 1)
+            may_fill_block = row.num_new > 1 or request.num_computed % block_size == 0
+            if may_fill_block and not self._seats.publish(request):
                 events.append(self._finish(request, FinishReason.ERROR, request.num_output, now))
                 continue
             if request.state is State.DECODING:
-                num_decode += 1
+                num_decode += request.num_computed - row.start
             else:
                 num_prefill += row.num_new
                 num_chunks += 1
                 if row.draws:
                     request.move(State.DECODING)
-            if row.draws and draw is not None:
-                request.tokens.append(draw.token)
-                events.append(Token(request.id, draw, now))
-                if draw.token in request.end_tokens:
-                    events.append(self._finish(request, FinishReason.STOP, request.num_output, now))
-                elif request.num_output >= request.max_tokens:
-                    events.append(self._finish(request, FinishReason.LENGTH, request.num_output, now))
-        self._counters = self._counters.with_tick(num_decode, num_chunks, num_prefill)
+            if reason is not None:
+                events.append(self._finish(request, reason, request.num_output, now))
+        self._counters.count_tick(num_decode, num_chunks, num_prefill, plan.num_ahead > 0)
         self._pace.observe(num_decode, num_prefill, now - self._planned_s)
+        self._planned_s = now  # when the turn of a step that is ahead begins
         return events
 
     def resized(self, num_blocks: int, now: float) -> list[Event]:
@@ -160,8 +165,7 @@ class Scheduler:
         """In place of ``apply``, when the forward failed and took all K and V with it: whoever held blocks is requeued
         with its tokens, but a row that was in such a step before ends with an error: it may be the cause."""
         events: list[Event] = []
-        for row in plan.rows:
-            request = self._seats[row.request_id]
+        for request in [self._seats[row.request_id] for row in plan.rows if row.request_id in self._seats]:
             request.num_faults += 1
             if request.num_faults > policy.MAX_FAULTS:
                 events.append(self._finish(request, FinishReason.ERROR, request.num_output, now))
@@ -180,18 +184,12 @@ class Scheduler:
 
     def _grown_pool(self) -> int:
         """How many blocks the pool should have for the next token of all who decode, and for the next in line."""
-        tables = self._tables
-        num_needed = sum(tables.num_missing(request.id, len(request.tokens)) for request in self._seats.decoding)
-        head = self._queue.peek()
-        if head is not None and not self._seats.is_full:
-            num_needed += tables.quote(head.tokens, head.cache_salt, head.use_prefix_cache).num_blocks
-        return policy.doubled_pool(tables.num_blocks, tables.num_blocks - tables.num_free + num_needed)
+        num_blocks, num_wanted = self._tables.num_blocks, self._seats.num_wanted(self._queue.peek())
+        return policy.doubled_pool(num_blocks, num_blocks - self._tables.num_free + num_wanted)
 
     def _grow_decoding(self) -> bool:
         """Give each decoding row the block for its next token, at the cost of the least progressed rows where needed.
-
-        Says whether anybody lost its blocks: if so nobody is admitted in this tick, or blocks would go to and fro.
-        """
+        Says whether anybody lost its blocks: if so nobody is admitted in this tick, or blocks would go to and fro."""
         any_reclaimed, block_size, cache = False, self._tables.block_size, self._tables.prefix_cache
         num_evicted = cache.evictions_lru
         # A row that decodes has blocks for all its tokens but the newest, which may be the first of the next block.
@@ -203,7 +201,7 @@ class Scheduler:
                 except OutOfBlocks:
                     self._requeue(policy.reclaim_victim(self._seats.running), "reclaim")
                     any_reclaimed = True
-        self._counters = self._counters.with_reclaim(any_reclaimed or cache.evictions_lru > num_evicted)
+        self._counters.count_reclaim(any_reclaimed or cache.evictions_lru > num_evicted)
         return any_reclaimed
 
     def _choose_chunks(self, may_admit: bool) -> tuple[list[tuple[Request, int]], list[tuple[int, int]]]:
@@ -211,10 +209,12 @@ class Scheduler:
 
         A request is admitted only into a tick that computes some of it. So its blocks are not held in advance, and the
         copy it needs is made by a forward whose failure it would share. Gives the number of tokens by request, and the
-        copies (source block, target block) of the new admissions.
-        """
+        copies (source block, target block) of the new admissions."""
         config, num_decoding = self._config, len(self._seats.decoding)
         num_parked = len(self._seats.running) - num_decoding
+        if not num_parked and not self._queue:
+            self._pace.hold_back(False)
+            return [], []
         num_prompts = num_parked + (0 if self._seats.is_full else len(self._queue))
         chunk = policy.chunk_tokens(config, num_decoding, num_prompts)
         cap = policy.max_prefill_tokens(config.max_batch_prefill_tokens, config.max_batch_prefill, config.prefill_chunk)
@@ -232,8 +232,11 @@ class Scheduler:
         while may_admit and (head := self._queue.peek()) is not None:
             if self._seats.is_full and not config.enable_preemption:
                 break
-            served = {request.id for request, _ in self._deal(chunk, room, head)}
-            if head.id not in served or not admitted.keys() <= served or not self._make_way(head):
+            if num_parked or admitted:  # who is alone in line gets some of it for certain
+                served = {request.id for request, _ in self._deal(chunk, room, head)}
+                if head.id not in served or not admitted.keys() <= served:
+                    break
+            if not self._make_way(head):
                 break
             admitted[self._queue.pop().id] = None
             copies.extend(self._seats.take(head))
@@ -244,14 +247,9 @@ class Scheduler:
     def _deal(self, chunk: int, room: int | None, *heads: Request) -> list[tuple[Request, int]]:
         """Whose prompts are computed in a tick, and how many tokens: the parked ones and ``heads``."""
         line = sorted([*self._seats.parked, *heads], key=policy.place)[: self._config.max_batch_prefill]
-        lefts = [len(request.tokens) - self._num_computed(request) for request in line]
+        lefts = [len(request.tokens) - self._seats.num_computed(request) for request in line]
         shares = policy.deal(lefts, [request.priority for request in line], chunk, room)
         return [(request, share) for request, share in zip(line, shares, strict=True) if share]
-
-    def _num_computed(self, request: Request) -> int:
-        if request.state is not State.QUEUED:
-            return request.num_computed
-        return self._tables.quote(request.tokens, request.cache_salt, request.use_prefix_cache).num_cached
 
     def _make_way(self, request: Request) -> bool:
         """Whether the next request in line has a slot and its blocks. Where that is allowed and of use, rows of a lower
@@ -261,21 +259,18 @@ class Scheduler:
             victims = policy.preemptible(self._seats.running, request) if config.enable_preemption else []
             if self._seats.is_full and not victims:
                 return False
-            num_needed = tables.quote(request.tokens, request.cache_salt, request.use_prefix_cache).num_blocks
-            num_decoding, num_freed = len(self._seats.decoding), tables.num_freed_by(victim.id for victim in victims)
-            fits, would_fit = (
-                policy.may_admit(num_needed, num_free, tables.num_blocks, config.watermark, num_decoding)
-                for num_free in (tables.num_free, tables.num_free + num_freed)
-            )
-            if fits and not self._seats.is_full:
+            num_needed = self._seats.quote(request).num_blocks
+            rest = tables.num_blocks, config.watermark, len(self._seats.decoding)
+            if not self._seats.is_full and policy.may_admit(num_needed, tables.num_free, *rest):
                 return True
-            if not victims or not would_fit:
+            num_free = tables.num_free + tables.num_freed_by(victim.id for victim in victims)
+            if not victims or not policy.may_admit(num_needed, num_free, *rest):
                 return False
             self._requeue(policy.preemption_victim(victims, config.preemption_policy), "priority")
 
     def _announce(self, request: Request) -> Admitted:
         del self._unannounced[request.id]
-        self._counters = self._counters.with_start(request.num_prompt)
+        self._counters.count_start(request.num_prompt)
         return Admitted(request.id, request.num_cached, self._planned_s)
 
     def _requeue(self, request: Request, cause: str) -> None:
@@ -285,7 +280,7 @@ class Scheduler:
         request.move(State.QUEUED)
         request.num_computed = 0
         self._queue.push(request)
-        self._counters = self._counters.with_requeue(cause)
+        self._counters.count_requeue(cause)
 
     def _finish(self, request: Request, reason: FinishReason, num_output: int, now: float) -> Finished:
         self._may_grow = self._config.grows
@@ -296,5 +291,6 @@ class Scheduler:
         request.move(State.FINISHED, reason)
         del self._requests[request.id]
         self._unannounced.pop(request.id, None)
-        self._counters = self._counters.with_end(reason.value, num_output)
+        self._speculation.forget(request.id)
+        self._counters.count_end(reason.value, num_output)
         return Finished(request.id, reason, num_output, now)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import ValuesView
 
 from app.errors import kind_and_place
-from app.kv.block_table import BlockTables
+from app.kv.block_table import BlockTables, Quote
 from app.request import Request, State
 from app.scheduler.snapshot import SlotView, seat
 
@@ -48,6 +48,19 @@ class Seats:
     def is_full(self) -> bool:
         return not self._free
 
+    def quote(self, request: Request) -> Quote:
+        """What the admission of a queued request would cost."""
+        return self._tables.quote(request.tokens, request.cache_salt, request.use_prefix_cache)
+
+    def num_computed(self, request: Request) -> int:
+        """How many tokens of a request need no computing any more; of a queued one, if it were admitted now."""
+        return self.quote(request).num_cached if request.state is State.QUEUED else request.num_computed
+
+    def num_wanted(self, head: Request | None) -> int:
+        """How many blocks more are needed for the next token of all who decode, and for ``head`` if a slot is free."""
+        num_wanted = sum(self._tables.num_missing(request.id, len(request.tokens)) for request in self.decoding)
+        return num_wanted + (self.quote(head).num_blocks if head is not None and not self.is_full else 0)
+
     def take(self, request: Request) -> tuple[tuple[int, int], ...]:
         """Give a queued request the lowest free slot and blocks for its tokens; returns the copies its table asks for.
 
@@ -62,6 +75,15 @@ class Seats:
         self._running[request.id] = request
         return admission.copies
 
+    def publish(self, request: Request) -> bool:
+        """Leave the blocks that are full to the prefix cache as well. Says whether it could be done."""
+        try:
+            self._tables.publish(request.id, request.tokens, request.num_computed)
+        except Exception as error:
+            log.error("request %d failed when its blocks were published: %s", request.id, kind_and_place(error))
+            return False
+        return True
+
     def leave(self, request: Request, is_sound: bool = True) -> bool:
         """Take slot and blocks away, and leave to the prefix cache what can be trusted. Says whether it all can."""
         assert request.slot is not None
@@ -74,7 +96,7 @@ class Seats:
         if not is_sound:
             self._tables.withdraw(request.id)
         self._tables.release(request.id)
-        self._views[request.slot] = seat(request, request.slot)._replace(is_busy=False)
+        self._views[request.slot] = seat(request, request.slot, is_busy=False)
         heapq.heappush(self._free, request.slot)
         request.slot = None
         del self._running[request.id]

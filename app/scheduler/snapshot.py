@@ -23,9 +23,9 @@ class SlotView(NamedTuple):
     is_busy: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Counters:
-    """Totals since the start; they only grow."""
+    """Totals since the start; they only grow. The scheduler keeps one, and shows copies of it."""
 
     started: int = 0
     completed: dict[str, int] = field(default_factory=dict)  # by finish reason
@@ -34,40 +34,54 @@ class Counters:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     decode_steps: int = 0
+    lookahead_steps: int = 0  # of them
     prefill_chunks: int = 0
     mixed_steps: int = 0
     prefill_grants: int = 0
+    spec_proposed_tokens: int = 0
+    spec_accepted_tokens: int = 0
     preemptions: dict[str, int] = field(default_factory=dict)  # by cause: reclaim, priority, fault
     reclaim_passes: int = 0
 
-    def with_start(self, num_prompt: int) -> Counters:
-        """After the first tick of a request with that many prompt tokens."""
-        return replace(self, started=self.started + 1, prompt_tokens=self.prompt_tokens + num_prompt)
+    def copy(self) -> Counters:
+        return replace(self, completed=self.completed.copy(), preemptions=self.preemptions.copy())
 
-    def with_end(self, reason: str, num_output: int) -> Counters:
-        """After the end of a request with that many output tokens."""
-        completed = self.completed | {reason: self.completed.get(reason, 0) + 1}
-        return replace(self, completed=completed, completion_tokens=self.completion_tokens + num_output)
+    def count_start(self, num_prompt: int) -> None:
+        """A request with that many prompt tokens was in its first tick."""
+        self.started += 1
+        self.prompt_tokens += num_prompt
 
-    def with_requeue(self, cause: str) -> Counters:
-        """After a running request went back to the queue."""
-        return replace(self, preemptions=self.preemptions | {cause: self.preemptions.get(cause, 0) + 1})
+    def count_end(self, reason: str, num_output: int) -> None:
+        """A request with that many output tokens has ended."""
+        self.completed[reason] = self.completed.get(reason, 0) + 1
+        self.completion_tokens += num_output
 
-    def with_reclaim(self, any_taken: bool) -> Counters:
-        """After the blocks for decode were found, ``any_taken``: at the cost of a prefix key or of another row."""
-        return replace(self, reclaim_passes=self.reclaim_passes + 1) if any_taken else self
+    def count_requeue(self, cause: str) -> None:
+        """A running request went back to the queue."""
+        self.preemptions[cause] = self.preemptions.get(cause, 0) + 1
 
-    def with_tick(self, num_decode: int, num_chunks: int, num_prefill: int) -> Counters:
-        """After a tick with ``num_decode`` decode rows and ``num_prefill`` tokens in ``num_chunks`` prefill rows."""
-        return replace(
-            self,
-            prefill_tokens=self.prefill_tokens + num_prefill,
-            decode_tokens=self.decode_tokens + num_decode,
-            decode_steps=self.decode_steps + bool(num_decode),
-            prefill_chunks=self.prefill_chunks + num_chunks,
-            mixed_steps=self.mixed_steps + bool(num_decode and num_chunks),
-            prefill_grants=self.prefill_grants + (num_chunks if num_decode else 0),
-        )
+    def count_draft(self, num_proposed: int, num_right: int) -> None:
+        """So many tokens of a draft were checked."""
+        self.spec_proposed_tokens += num_proposed
+        self.spec_accepted_tokens += num_right
+
+    def count_reclaim(self, any_taken: bool) -> None:
+        """The blocks for decode were found, ``any_taken``: at the cost of a prefix key or of another row."""
+        self.reclaim_passes += any_taken
+
+    def count_tick(self, num_decode: int, num_chunks: int, num_prefill: int, is_ahead: bool = False) -> None:
+        """A tick brought ``num_decode`` tokens in decode rows, ``num_prefill`` in ``num_chunks`` prefill rows.
+        ``is_ahead``: it was submitted before the tokens of the one before were read."""
+        if num_decode:
+            self.decode_tokens += num_decode
+            self.decode_steps += 1
+            self.lookahead_steps += is_ahead
+        if num_chunks:
+            self.prefill_tokens += num_prefill
+            self.prefill_chunks += num_chunks
+            if num_decode:
+                self.mixed_steps += 1
+                self.prefill_grants += num_chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +115,7 @@ class Snapshot:
     slots: tuple[SlotView, ...] = ()
     num_active: int = 0
     num_queued: int = 0
-    counters: Counters = Counters()
+    counters: Counters = field(default_factory=Counters)
     pool: PoolView = PoolView()
     prefix: PrefixView = PrefixView()
 
@@ -110,8 +124,8 @@ class Snapshot:
         return sum(self.counters.completed.values())
 
 
-def seat(request: Request, slot: int) -> SlotView:
-    """A request as it sits in ``slot``."""
+def seat(request: Request, slot: int, is_busy: bool = True) -> SlotView:
+    """A request as it sits in ``slot``, or as it left it."""
     num_computed = min(request.num_computed, request.num_prompt)
     return SlotView(
         slot,
@@ -122,7 +136,7 @@ def seat(request: Request, slot: int) -> SlotView:
         request.num_output,
         request.max_tokens,
         request.sampling,
-        is_busy=True,
+        is_busy,
     )
 
 
@@ -135,7 +149,7 @@ def observe(
         slots,
         num_active,
         num_queued,
-        counters,
+        counters.copy(),
         PoolView(tables.block_size, pool.num_blocks, pool.num_live, pool.num_free, pool.num_cached),
         PrefixView(
             enabled=cache.enabled,

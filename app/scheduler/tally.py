@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 GAP_STEP = math.log(1.01)
 MAX_BINS = 512
+LIVE_BLOCKS, RUNNING, WAITING = range(3)
 
 
 class Occupancy(NamedTuple):
@@ -28,7 +29,7 @@ class Tally:
         self.span_s = span_s
         self._gaps: Counter[int] = Counter()
         self._sums: list[list[float]] = []
-        self._told: list[tuple[float, int, int, int]] = [(0.0, 0, 0, 0)] * num_hosts
+        self._told = [[(0.0, 0)] * 3 for _ in range(num_hosts)]
 
     def gap(self, seconds: float, count: int) -> None:
         """``count`` tokens came ``seconds`` after the one before."""
@@ -52,10 +53,12 @@ class Tally:
                 return math.exp(bucket * GAP_STEP)
         return 0.0
 
-    def occupy(self, host: int, now: float, live_blocks: int, running: int, waiting: int) -> None:
-        """From now on a host holds so many blocks, runs and keeps waiting so many requests."""
-        since_s, *values = self._told[host]
-        self._told[host] = now, live_blocks, running, waiting
+    def tell(self, host: int, kind: int, now: float, value: int) -> None:
+        """From now on there are ``value`` of a kind (``LIVE_BLOCKS``, ``RUNNING``, ``WAITING``) on a host."""
+        since_s, was = self._told[host][kind]
+        if value == was:
+            return
+        self._told[host][kind] = now, value
         while now >= MAX_BINS * self.span_s:
             self._widen()
         while since_s < now:
@@ -65,14 +68,12 @@ class Tally:
                 index, until_s = index + 1, min(now, (index + 2) * self.span_s)
             while len(self._sums) <= index:
                 self._sums.append([0.0, 0.0, 0.0])
-            sums, seconds = self._sums[index], until_s - since_s
-            for i in range(3):
-                sums[i] += values[i] * seconds
+            self._sums[index][kind] += was * (until_s - since_s)
             since_s = until_s
 
     def occupancy(self) -> list[Occupancy]:
         """From the start to the last moment that anybody told."""
-        end_s = max(told[0] for told in self._told)
+        end_s = max(since_s for told in self._told for since_s, _ in told)
         spans = []
         for index, sums in enumerate(self._sums):
             at_s = index * self.span_s

@@ -61,11 +61,13 @@ class Shape(NamedTuple):
 
 
 def tokens_of(index: int, arrival: Arrival) -> list[int]:
-    """The prompt of arrival number ``index``. A text is a run of consecutive integers that no other text has a part in,
-    and continues with the next one."""
-    shared, own = -arrival.prefix << 32, (index + 1) << 32
-    tokens = list(range(shared, shared + arrival.num_shared))
-    tokens.extend(range(own, own + arrival.num_prompt - arrival.num_shared))
+    """The prompt of arrival number ``index``. A token is its position, but for the first one of a text, which no other
+    text has: prompts are alike as far as their texts are the same, and most tokens are integers that exist anyway."""
+    tokens = list(range(arrival.num_prompt))
+    if arrival.num_shared < arrival.num_prompt:
+        tokens[arrival.num_shared] = (index + 1) << 32
+    if arrival.num_shared:
+        tokens[0] = -arrival.prefix
     return tokens
 
 

@@ -164,7 +164,7 @@ class ChatText:
         if refused := RESERVED_NAMES.intersection(template):
             raise InvalidRequest(f"A template option may not be named {min(refused)}.", "chat_template_kwargs")
         try:
-            fenced = self._fenced([_prepared(message) for message in messages])
+            fenced = self._fenced([self._prepared(message) for message in messages])
             options = {"add_generation_prompt": True, **self._fenced(dict(template))}
             return str(self._tokenizer.apply_chat_template(fenced, tokenize=False, **options))
         except InvalidRequest:
@@ -172,6 +172,16 @@ class ChatText:
         except Exception as error:  # a template is a program: it may fail in any way on messages it was not made for
             reason = f"{error}".replace(self._fence, "") or type(error).__name__
             raise InvalidRequest(f"The model's chat template refused the messages: {reason}", "messages") from error
+
+    def _prepared(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A copy of a message as templates expect it: content is one string, arguments of tool calls are data, and
+        developers are the system where the template has not heard of them."""
+        prepared = dict(message, content=_joined(message.get("content")))
+        if calls := message.get("tool_calls"):
+            prepared["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
+        if prepared.get("role") == "developer" and "developer" not in str(self._tokenizer.chat_template):
+            prepared["role"] = "system"
+        return prepared
 
     def _fenced(self, value: Any) -> Any:
         """A copy of JSON-like data in which no string spells a control token, nor begins one at its end."""
@@ -218,14 +228,6 @@ def _check_unicode(text: str, param: str) -> None:
         raise InvalidRequest(f"The text is no valid Unicode: {error.reason} at {error.start}.", param) from error
 
 
-def _prepared(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a message as templates expect it: content is one string, arguments of tool calls are data."""
-    prepared = dict(message, content=_joined(message.get("content")))
-    if calls := message.get("tool_calls"):
-        prepared["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
-    return prepared
-
-
 def _joined(content: Any) -> str:
     """Null is no text, and parts are joined."""
     if content is None:
@@ -250,7 +252,7 @@ def _with_parsed_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return dict(call)
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = json.loads(function["arguments"] or "{}")
     except ValueError:
         return dict(call)
     if not isinstance(arguments, dict):

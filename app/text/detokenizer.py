@@ -56,6 +56,10 @@ class Vocabulary:
         """Whether the token steers the model and stands for no text."""
         return token in self._control
 
+    def name(self, token: int) -> str:
+        """How a control token is written."""
+        return self._tokenizer.id_to_token(token) or ""
+
     def data(self, token: int) -> bytes:
         """The bytes of a token, which may be only a part of a character; of a control token, its name.
 

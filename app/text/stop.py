@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from app.errors import InvalidRequest
 
@@ -24,7 +24,6 @@ class StopStrings:
         self._stops = tuple(stops)
         if "" in self._stops:
             raise InvalidRequest("A stop string may not be empty.", "stop")
-        self._longest = max(map(len, self._stops), default=0)
         self._held = ""
         self.num_fed = 0
         self.num_emitted = 0
@@ -37,7 +36,7 @@ class StopStrings:
         self.num_fed += len(text)
         text = self._held + text
         matches = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        shown = min(matches)[1] if matches else len(text) - self._open(text)
+        shown = min(matches)[1] if matches else len(text) - unfinished(text, self._stops)
         self._held = "" if matches else text[shown:]
         self.num_emitted += shown
         return text[:shown], bool(matches)
@@ -48,9 +47,11 @@ class StopStrings:
         self.num_emitted += len(text)
         return text
 
-    def _open(self, text: str) -> int:
-        """The length of the longest end of ``text`` that could be the beginning of a stop string."""
-        for start in range(max(0, len(text) - self._longest + 1), len(text)):
-            if any(stop.startswith(text[start:]) for stop in self._stops):
-                return len(text) - start
-        return 0
+
+def unfinished(text: str, wanted: Sequence[str]) -> int:
+    """The length of the longest end of ``text`` that could be the beginning of a wanted string."""
+    longest = max(map(len, wanted), default=0)
+    for start in range(max(0, len(text) - longest + 1), len(text)):
+        if any(one.startswith(text[start:]) for one in wanted):
+            return len(text) - start
+    return 0

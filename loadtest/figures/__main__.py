@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from loadtest.contestants import ROOT
-from loadtest.figures import attention, behind, chunk, prefix, scheduler, watermark
+from loadtest.figures import attention, behind, chunk, lookahead, prefix, scheduler, speculation, watermark
 from loadtest.figures.figure import Figure
 
 FIGURES: dict[str, Callable[[Path, bool], Figure]] = {
@@ -23,6 +23,8 @@ FIGURES: dict[str, Callable[[Path, bool], Figure]] = {
     "prefix": prefix.measure,
     "attention": attention.measure,
     "scheduler": scheduler.measure,
+    "speculation": speculation.measure,
+    "lookahead": lookahead.measure,
 }
 
 

@@ -97,4 +97,4 @@ def _request(request_id: int, sizes: Sizes) -> Request:
 
 def _draws(plan: Plan) -> Result:
     """What an engine would give back: a token for each row that draws."""
-    return Result({row.request_id: Draw(1000) for row in plan.rows if row.draws})
+    return Result({row.request_id: (Draw(1000),) for row in plan.rows if row.draws})

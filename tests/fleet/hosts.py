@@ -20,7 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 NETWORK = f"198.18.{os.getpid() % 250}"  # of the range that is set apart for tests of networks
-# What must be there and readable for every account of a host: the project and the Python that runs the tests.
+# What must be there and readable for every account of a host, beside the folder that the hosts are made in: the project
+# and the Python that runs the tests.
 SHOWN = sorted({str(ROOT), sys.prefix, sys.base_prefix})
 TOOLS = ("ip", "unshare", "sshd", "ssh", "ssh-keygen", "chroot", "mount")
 
@@ -190,13 +191,14 @@ def _host(folder: Path, bridge: str, namespace: str, host: Host) -> Iterator[Hos
         _sh("ip", "link", "set", f"{namespace}v", "master", bridge, "up")
         for words in (f"address add {host.address}/24 dev eth0", "link set eth0 up", "link set lo up"):
             _sh("ip", "-n", namespace, *words.split())
+        shown = [*SHOWN, str(folder)]
         script = BOOT.format(
             upper=home / "upper",
             work=home / "work",
             root=home / "root",
             name=host.name,
-            shown=" ".join(SHOWN),
-            walked=" ".join(sorted({str(folder) for path in SHOWN for folder in Path(path).parents} - {"/"})),
+            shown=" ".join(shown),
+            walked=" ".join(sorted({str(parent) for path in shown for parent in Path(path).parents} - {"/"})),
             last=BOOTS.get(host.kind, SSHD_ALONE).format(root=home / "root", python=sys.executable, project=ROOT),
         )
         with (folder / f"{host.name}.log").open("wb") as log:

@@ -1,11 +1,16 @@
-"""Archives as `make wheelhouse` packs them, but small: the real wheel, and this environment's packages by a path."""
+"""Archives as `make wheelhouse` packs them, but small: the real wheel, and this environment's packages by a path.
+
+And this environment's Python, as a standalone build that can be carried along.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import shutil
+import sys
 import sysconfig
+import tarfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +37,28 @@ def make_release(folder: Path, version: str, edits: Mapping[str, tuple[str, str]
     own = build_own_wheel(source, wheels)
     archive = folder / f"mlxcel-{version}-test.tar"
     pack(content, [own, _neighbour(wheels)], archive)
+    return archive
+
+
+def make_python(folder: Path) -> Path:
+    """This Python as ``python/bin`` and ``python/lib`` in a tar file; it finds its library by its own place."""
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    archive = folder / "python.tar"
+    left_out = {"__pycache__", "site-packages", "dist-packages", "test", "idlelib", "tkinter"}
+
+    def wanted(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        name = member.name.rsplit("/", 1)[-1]
+        return None if name in left_out or name.startswith("config-") else member
+
+    with tarfile.open(archive, "w") as tar:
+        program = Path(sys._base_executable).resolve()  # type: ignore[attr-defined]
+        tar.add(program, f"python/bin/{version}")
+        link = tarfile.TarInfo("python/bin/python3")
+        link.type, link.linkname = tarfile.SYMTYPE, version
+        tar.addfile(link)
+        tar.add(sysconfig.get_path("stdlib"), f"python/lib/{version}", filter=wanted)
+        if shared := sysconfig.get_config_var("INSTSONAME") if sysconfig.get_config_var("Py_ENABLE_SHARED") else None:
+            tar.add(Path(sysconfig.get_config_var("LIBDIR")) / shared, f"python/lib/{shared}")
     return archive
 
 

@@ -1,8 +1,8 @@
 """Asks the server on this host, with the settings in the environment: ``run release/bin/python probe.py COMMAND``.
 
 ready SECONDS              return when it is ready, or fail after that many seconds
-canary PROMPT ANSWER N     N streamed answers, each holding ANSWER: JSON with the median time to the first token,
-                           and what runs beside what should
+canary PROMPT ANSWER N     N streamed answers, each of which should hold ANSWER: JSON with how many did not, the median
+                           time to the first token of those that did, and what runs beside what should
 """
 
 import json
@@ -78,8 +78,12 @@ def evidence() -> dict[str, str]:
         }
 
 
+class Failed(Exception):
+    """An answer that is none, or not the known one."""
+
+
 def first_token_s(prompt: str, answer: str) -> float:
-    """Seconds to the first token of an answer, which must hold ``answer``."""
+    """Seconds to the first token of an answer, which must hold ``answer``. Raises Failed, OSError."""
     body = {"messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": 24}
     began, first, text, ended = time.monotonic(), None, "", False
     with ask("/v1/chat/completions", body | {"stream": True, "cache_prompt": False}) as stream:
@@ -90,21 +94,31 @@ def first_token_s(prompt: str, answer: str) -> float:
             elif data.startswith("{"):
                 event = json.loads(data)
                 if "error" in event:
-                    raise SystemExit(f"probe: the canary got an error: {event['error']}")
+                    raise Failed(f"an error: {event['error']}")
                 piece = event["choices"][0]["delta"].get("content") if event.get("choices") else None
                 first = first or (time.monotonic() if piece else None)
                 text += piece or ""
     if not ended or first is None or not re.search(answer, text):
-        raise SystemExit(f"probe: the canary was answered {text!r}, which has no {answer!r}")
+        raise Failed(f"{text!r}, which has no {answer!r}")
     return first - began
+
+
+def canary(prompt: str, answer: str, num_requests: int) -> dict[str, object]:
+    times, errors = [], []
+    for _ in range(num_requests):
+        try:
+            times.append(first_token_s(prompt, answer))
+        except (Failed, OSError) as error:
+            errors.append(str(error))
+    ttft_s = round(statistics.median(times), 4) if times else None
+    return evidence() | {"ttft_s": ttft_s, "errors": len(errors), "first_error": errors[0] if errors else None}
 
 
 def main(command: str, *arguments: str) -> None:
     if command == "ready":
         wait_ready(float(arguments[0]))
     elif command == "canary":
-        times = [first_token_s(*arguments[:2]) for _ in range(int(arguments[2]))]
-        print(json.dumps(evidence() | {"ttft_s": round(statistics.median(times), 4)}))
+        print(json.dumps(canary(*arguments[:2], int(arguments[2]))))
 
 
 if __name__ == "__main__":

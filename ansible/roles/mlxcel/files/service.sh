@@ -1,7 +1,7 @@
 #!/bin/sh
 # The server under launchd or systemd, by generation.
 #   service.sh status                        what is current, previous and really running
-#   service.sh switch GENERATION [PREVIOUS]  make it current, restart, wait until it is ready
+#   service.sh switch GENERATION [PREVIOUS]  make it current, restart, wait until it is ready; PREVIOUS may be "none"
 #   service.sh stop                          stop it and take it from the supervisor
 set -eu
 here=$(cd -P "$(dirname "$0")" && pwd)
@@ -86,7 +86,11 @@ switch)
     before=${3:-$(target_of current)}
     stop_job
     point current "$wanted"
-    [ -z "$before" ] || [ "$before" = "$wanted" ] || point previous "$before"
+    case $before in
+    none) rm -f "$home/previous" ;;
+    "" | "$wanted") ;;
+    *) point previous "$before" ;;
+    esac
     prepare "$home/generations/$wanted"
     publish "$home/generations/$wanted/job" "$job"
     start_job

@@ -1,0 +1,109 @@
+"""Where a run of steps that are submitted ahead keeps its K and V: the pool is only read in it, and written at its end.
+
+MLX writes a buffer in place while nothing in flight holds it, and copies it whole otherwise. So with a step in flight
+each row has the blocks that it fills in a tail of its own, outside of the pool. Of each tail there are two, written in
+turn: the one that a step in flight reads is left alone, and the other one catches up first. So tails are not copied
+either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from app.engine.storage import LayerPool, LayerShape, PagedStorage
+from app.scheduler.plan import Row
+
+# A run is at most as many steps as a block has tokens (see ``app.scheduler.lookahead``), so a row writes to two blocks.
+TAIL_BLOCKS = 2
+
+
+class Tail:
+    """The tails of one layer: two small pools in which block ``TAIL_BLOCKS * i`` is the first of the i-th row."""
+
+    def __init__(self, shape: LayerShape, num_rows: int, block_size: int) -> None:
+        self.shape = shape
+        self.block_size = block_size
+        self._halves = [LayerPool(shape, TAIL_BLOCKS * num_rows, block_size) for _ in range(2)]
+        self._missing: list[tuple[mx.array, mx.array, mx.array]] = []  # in the half that is written now
+        self._written: list[tuple[mx.array, mx.array, mx.array]] = []  # in this step
+
+    def load(self, pool: LayerPool, sources: mx.array, targets: mx.array) -> None:
+        """Copy blocks of the pool into tails."""
+        for half in self._halves:
+            half.copy(sources, targets, pool)
+
+    def flush(self, pool: LayerPool, sources: mx.array, targets: mx.array) -> None:
+        """Copy blocks of tails into the pool."""
+        pool.copy(sources, targets, self._halves[0])
+
+    def turn(self) -> None:
+        """A step begins."""
+        self._halves.reverse()
+        self._missing, self._written = self._written, []
+
+    def write(self, at: mx.array, keys: mx.array, values: mx.array) -> None:
+        """As ``LayerPool.write``."""
+        for vectors in (*self._missing, (at, keys, values)):
+            self._halves[0].write(*vectors)
+        self._missing = []
+        self._written.append((at, keys, values))
+
+    def tiles(self) -> tuple[mx.array, mx.array]:
+        """As ``LayerPool.tiles``."""
+        return self._halves[0].tiles()
+
+    def arrays(self) -> list[mx.array]:
+        return [array for half in self._halves for array in (half.keys, half.values)]
+
+
+class Tails:
+    """The tails of all rows and layers in one run."""
+
+    def __init__(self, storage: PagedStorage, rows: Sequence[Row]) -> None:
+        """``rows`` are those of the run's first step. Reads the blocks that they go on in."""
+        size = storage.block_size
+        self._storage = storage
+        self._rows = rows
+        self._places = {row.request_id: place for place, row in enumerate(rows)}
+        self._num_pooled = [row.start // size for row in rows]
+        self.layers = [Tail(layer.shape, len(rows), size) for layer in storage.layers]
+        begun = [place for place, row in enumerate(rows) if row.start % size]
+        if begun:
+            sources = mx.array([rows[place].blocks[self._num_pooled[place]] for place in begun])
+            targets = mx.array([TAIL_BLOCKS * place for place in begun])
+            for tail, layer in zip(self.layers, storage.layers, strict=True):
+                tail.load(layer, sources, targets)
+
+    def turn(self, rows: Sequence[Row]) -> None:
+        """The run's next step begins, with these rows."""
+        self._rows = rows
+        for tail in self.layers:
+            tail.turn()
+
+    def num_pooled(self, row: Row) -> int:
+        """How many of a row's blocks are read from the pool."""
+        return self._num_pooled[self._places[row.request_id]]
+
+    def moved(self, row: Row) -> Row:
+        """The row with its tail's blocks behind those in the pool."""
+        first = TAIL_BLOCKS * self._places[row.request_id]
+        return row._replace(blocks=[*row.blocks[: self.num_pooled(row)], *range(first, first + TAIL_BLOCKS)])
+
+    def flush(self) -> None:
+        """Put into the pool what was computed; nothing may be in flight. A block that a row was never given, since its
+        request had ended, is left out."""
+        pairs: list[tuple[int, int]] = []
+        for row in self._rows:
+            first, num_pooled = TAIL_BLOCKS * self._places[row.request_id], self.num_pooled(row)
+            num_blocks = min(row.start // self._storage.block_size + 1, len(row.blocks))
+            pairs += [(first + i - num_pooled, row.blocks[i]) for i in range(num_pooled, num_blocks)]
+        if pairs:
+            sources, targets = (mx.array(side) for side in zip(*pairs, strict=True))
+            for tail, layer in zip(self.layers, self._storage.layers, strict=True):
+                tail.flush(layer, sources, targets)
+
+    def arrays(self) -> list[mx.array]:
+        """Every array of the tails, to be evaluated with the step that wrote it."""
+        return [array for tail in self.layers for array in tail.arrays()]

@@ -1,0 +1,106 @@
+"""Answers that keep to a JSON schema or a grammar: which tokens may come next."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from llguidance import LLMatcher, LLTokenizer
+
+from app.errors import Overloaded
+from app.text.chat import Tokenizer, fast_tokenizer
+from app.text.trial import LIMITS, STACK_BYTES, Kind, attempt, shortened
+
+MAX_CACHED = 32
+MAX_WAITING = 16
+
+
+class Matcher:
+    """Where one answer stands in its grammar. It follows the tokens of a request, which only ever grow, as a count
+    that catches up with their number: a requeued request goes on where it was."""
+
+    def __init__(self, matcher: LLMatcher, num_prompt: int) -> None:
+        self._matcher = matcher
+        self._num_taken = num_prompt
+
+    def mask(self, tokens: Sequence[int]) -> bytes:
+        """Which token may follow ``tokens``, one bit each, the lowest of a byte first. An end token may where the
+        grammar is complete, and nothing else may where it cannot go on. Takes the library up to some milliseconds,
+        without the GIL.
+
+        Raises:
+            ValueError: the answer has left the grammar, or a step of it is too complex.
+        """
+        for token in tokens[self._num_taken :]:
+            if not self._matcher.consume_token(token):
+                raise ValueError("a token that the grammar does not allow, or a step beyond its limits")
+            self._num_taken += 1
+        mask = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            raise ValueError("a step of the grammar is beyond its limits")
+        return mask
+
+
+class Grammar:
+    """A compiled grammar, the same for every answer that keeps to it."""
+
+    def __init__(self, compiled: LLMatcher) -> None:
+        self._compiled = compiled
+
+    def start(self, num_prompt: int) -> Matcher:
+        """For one answer, after a prompt of so many tokens."""
+        return Matcher(self._compiled.deep_copy(), num_prompt)
+
+
+class Grammars:
+    """Compiles for one model, on a thread of its own, and keeps the grammars that were asked for last. ``compile``
+    belongs to the event loop."""
+
+    def __init__(self, tokenizer: Tokenizer, end_tokens: Iterable[int], vocab_size: int) -> None:
+        """``vocab_size`` is the model's, which may be more than the tokenizer's. Raises StartError as ChatText does."""
+        backend = fast_tokenizer(tokenizer)
+        size = max(vocab_size, backend.get_vocab_size(with_added_tokens=True))
+        ends = sorted(end_tokens) or None
+        text = backend.to_str()
+        self._threads = ThreadPoolExecutor(1, "grammar")
+        self._cached: OrderedDict[tuple[Kind, str], Future[Grammar | str]] = OrderedDict()
+        before = threading.stack_size(2 * STACK_BYTES)  # what passed its trial fits into it
+        try:
+            # Takes a second or so, and starts the thread.
+            self._tokenizer = self._threads.submit(lambda: LLTokenizer(text, n_vocab=size, eos_token=ends))
+        finally:
+            threading.stack_size(before)
+
+    def compile(self, kind: Kind, source: str) -> Future[Grammar | str]:
+        """The grammar, or why there is none: a text for who sent it. Others may wait for the same future, so it is not
+        to be cancelled. One grammar is compiled at a time.
+
+        Raises:
+            Overloaded: too many wait for theirs.
+        """
+        key = kind, source
+        future = self._cached.pop(key, None)
+        if future is None or _has_failed(future):
+            if sum(not other.done() for other in self._cached.values()) >= MAX_WAITING:
+                raise Overloaded
+            future = self._threads.submit(self._compile, kind, source)
+        self._cached[key] = future
+        if len(self._cached) > MAX_CACHED:
+            self._cached.popitem(last=False)
+        return future
+
+    def _compile(self, kind: Kind, source: str) -> Grammar | str:
+        if self._tokenizer.exception() is not None:
+            return "not possible with the tokenizer of this model"
+        grammar, reason = attempt(kind, source)
+        if reason:
+            return reason
+        compiled = LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=LIMITS)
+        compiled.compute_bitmask()  # what is too complex for its first step is told now
+        return shortened(compiled.get_error()) if compiled.is_error() else Grammar(compiled)
+
+
+def _has_failed(future: Future[Grammar | str]) -> bool:
+    return future.done() and (future.exception() is not None or isinstance(future.result(), str))
