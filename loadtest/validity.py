@@ -56,9 +56,7 @@ def _short_stages(run: Run, scenario: Scenario) -> list[str]:
             begin_s, end_s = run.span_of(stage.name)
             ended = [one for one in run.exchanges if one.is_good and begin_s <= one.at_s + one.end_s < end_s]
             if len(ended) < stage.num_users and not scenario.refuses:
-                found.append(
-                    f"{stage.name}: {len(ended)} answers ended: too short for its {stage.num_users} users"
-                )
+                found.append(f"{stage.name}: {len(ended)} answers ended: too short for its {stage.num_users} users")
     return found
 
 
