@@ -33,6 +33,7 @@ def faults(run: Run, scenario: Scenario, limits: ClientLimits) -> list[str]:
     for stage in scenario.shape:
         if any(one.name == stage.name for one in run.stages):
             found += _load_faults(run, scenario, stage)
+    found += _short_stages(run, scenario)
     if scenario.refuses and not any(one.is_refused for one in run.exchanges):
         found.append("nothing was refused: the load never went beyond slots and queue")
     if scenario.drain_after_s is not None and run.drained_s is None:
@@ -44,6 +45,19 @@ def _missing_stages(run: Run, scenario: Scenario) -> list[str]:
     seen = [one.name for one in run.stages]
     wanted = [stage.name for stage in scenario.shape] + ["end"]
     return [] if seen == wanted else [f"the stages were {', '.join(seen) or 'none'} instead of {', '.join(wanted)}"]
+
+
+def _short_stages(run: Run, scenario: Scenario) -> list[str]:
+    """A stage that a ratio is made of must be long enough, on this machine, for an answer to each of its users."""
+    used = {name.partition(".")[2] for pair in scenario.ratios.values() for name in pair}
+    found = []
+    for stage in scenario.shape:
+        if stage.name in used and any(one.name == stage.name for one in run.stages):
+            begin_s, end_s = run.span_of(stage.name)
+            ended = [one for one in run.exchanges if one.is_good and begin_s <= one.at_s + one.end_s < end_s]
+            if len(ended) < stage.num_users and not scenario.refuses:
+                found.append(f"{stage.name}: {len(ended)} answers ended: too short for its {stage.num_users} users")
+    return found
 
 
 def _client_faults(run: Run, limits: ClientLimits) -> list[str]:

@@ -258,6 +258,15 @@ def test_an_arrival_rate_that_was_not_reached_is_invalid() -> None:
     assert "10 requests were sent in 10 s instead of 40" in " ".join(faults(arrivals(10, 1.0, 1.0), OPEN, LIMITS))
 
 
+def test_a_stage_that_was_too_short_for_an_answer_makes_no_ratio() -> None:
+    one = replace(TWO, ratios={"gain": ("tokens_out_per_s.only", "tokens_out_per_s.only")})
+    assert faults(full_run(), one, LIMITS) == []
+    run = full_run()
+    for slow in run.exchanges:
+        slow.end_s = 15.0
+    assert "only: 0 answers ended: too short for its 2 users" in faults(run, one, LIMITS)
+
+
 def test_a_burst_that_was_not_refused_and_a_drain_that_never_came_are_invalid() -> None:
     assert "nothing was refused" in " ".join(faults(full_run(), replace(TWO, refuses=True), LIMITS))
     assert "not told to end" in " ".join(faults(full_run(), replace(TWO, drain_after_s=3.0), LIMITS))
