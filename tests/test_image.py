@@ -116,10 +116,10 @@ def pip_flags(folder: Path) -> list[str]:
     """So that pip finds, during the build alone, what it finds here: an index, and who vouches for it."""
     lines, flags = ["[global]"], []
     asked = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True, text=True
+        [sys.executable, "-m", "pip", "config", "get", "global.index_url"], capture_output=True, text=True
     )
     if asked.returncode == 0:
-        lines.append(f"index-url = {asked.stdout.strip()}")
+        lines.append(f"index_url = {asked.stdout.strip()}")
     certificate = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE")
     if certificate:
         lines.append("cert = /run/pip.crt")
