@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -115,11 +116,11 @@ def find_base(podman: Podman) -> None:
 def pip_flags(folder: Path) -> list[str]:
     """So that pip finds, during the build alone, what it finds here: an index, and who vouches for it."""
     lines, flags = ["[global]"], []
-    asked = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "get", "global.index_url"], capture_output=True, text=True
-    )
-    if asked.returncode == 0:
-        lines.append(f"index_url = {asked.stdout.strip()}")
+    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
+    for line in listed.stdout.splitlines():
+        name, _, value = line.partition("=")
+        if name.startswith("global.index"):
+            lines.append(f"{name.removeprefix('global.')} = {ast.literal_eval(value)}")
     certificate = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE")
     if certificate:
         lines.append("cert = /run/pip.crt")
