@@ -346,7 +346,8 @@ def test_a_client_that_leaves_frees_slot_and_blocks(server: ServerProcess) -> No
 def test_slots_never_show_text(server: ServerProcess) -> None:
     story = {"prompt": "ZEBRA-SECRET-7 went", "max_tokens": 60, "ignore_eos": True, "stream": True}
     with server.http.stream("POST", TEXT, json=story) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept: a generator that is dropped closes the connection
+        next(lines)
         shown = server.http.get("/slots").text
     assert '"is_processing":true' in shown
     assert "ZEBRA" not in shown

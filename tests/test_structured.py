@@ -266,7 +266,7 @@ def test_the_embedded_model_with_the_openai_client(server: ServerProcess) -> Non
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     message = [{"role": "user", "content": "Name a colour. Answer in JSON with name and is_warm."}]
     done = client.chat.completions.parse(
-        model="*",
+        model=server.http.get("/v1/models").json()["data"][0]["id"],
         messages=message,
         response_format=Colour,
         temperature=0,
