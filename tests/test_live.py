@@ -334,7 +334,8 @@ def test_a_client_that_leaves_frees_slot_and_blocks(server: ServerProcess) -> No
     wait_until(lambda: num_busy(server) == 0)
     story = {"prompt": "Once upon a time", "max_tokens": 3000, "ignore_eos": True}
     with server.http.stream("POST", TEXT, json=story | {"stream": True}) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept: a generator that is dropped closes the connection
+        next(lines)
         assert num_busy(server) == 1
         assert num_live_blocks(server) >= 1
     wait_until(lambda: num_busy(server) == 0 and num_live_blocks(server) == 0)
