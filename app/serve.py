@@ -34,7 +34,8 @@ log = logging.getLogger("mlxcel.serve")
 EXIT_OK = 0
 EXIT_ENGINE = 70
 BACKLOG = 1024
-MAX_HEAD_BYTES = 1 << 16  # of a request line with its headers; above: 431
+# Of a request line with its headers; above: 431. It is looked at between two reads, so up to twice as much may pass.
+MAX_HEAD_BYTES = 1 << 15
 # After SIGINT these follow one another: the sum, with its two flushes, stays under two seconds.
 STOP_S = 1.2
 FLUSH_S = 0.2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 
 from app import errors
 from app.text.infill import Infill
+from tests.scripted import CARD as SMALL
 from tests.scripted import ScriptedCompletion, ScriptedService, call, events, make_app
 from tests.talking import END, TOKENIZER, talking, tokens_of
 
@@ -214,6 +216,12 @@ def test_infill_is_refused_by_name_where_the_model_has_not_learned_it() -> None:
     assert response.status_code == 501
     assert response.json()["error"]["type"] == "not_supported_error"
     assert "infill" in response.json()["error"]["message"]
+
+
+def test_the_prompt_of_an_infill_begins_as_every_text_does() -> None:
+    service = ScriptedService(card=replace(SMALL, infill=Infill(90, 91, 92)))
+    call(make_app(service), "POST", "/infill", json={"input_prefix": "A", "input_suffix": "B"})
+    assert service.asked[0][0] == [[1, 90, 65, 91, 66, 92]]
 
 
 def test_infill_asks_for_what_is_between() -> None:

@@ -42,7 +42,8 @@ async def infill(request: Request) -> Response:
     ids = await run_in_threadpool(
         marks.prompt, partial(_encode, service), body.input_prefix, body.input_suffix, body.prompt, extra
     )
-    return await _answer(wiring, key, body, [ids], headers)
+    begin = service.tokenize("", True, False)  # what the tokenizer puts before every text
+    return await _answer(wiring, key, body, [[*begin, *ids]], headers)
 
 
 async def _answer(
