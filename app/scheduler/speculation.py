@@ -92,8 +92,6 @@ class Speculation:
 
 def right(draft: Sequence[int], draws: tuple[Draw, ...]) -> tuple[Draw, ...]:
     """The draws that count: as many as the draft has right tokens, from its beginning on, and the one after them."""
-    if not draft:
-        return draws
     for place, (token, draw) in enumerate(zip(draft, draws, strict=False), 1):
         if draw.token != token:
             return draws[:place]
