@@ -28,15 +28,13 @@ class CallForm:
         ``functions`` have a name and the JSON schema of their arguments each. ``tokens`` are those that stand for more
         than their text, by their names: a mark has to be written as the token it is.
         """
-        marks = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
+        own = self.before_name + self.before_arguments + self.after + self.begin + (self.between or "") + self.end
+        marks = sorted((name for name in tokens if name and name in own), key=len, reverse=True)
+        cuts = re.compile(f"({'|'.join(map(re.escape, marks))})" if marks else r"(?!)")
 
         def spelled(text: str) -> str:
-            parts = []
-            at = 0
-            for mark in marks.finditer(text):
-                parts += [json.dumps(text[at : mark.start()]), f"<[{tokens[mark[0]]}]>"]
-                at = mark.end()
-            return " ".join(part for part in (*parts, json.dumps(text[at:])) if part != '""')
+            parts = filter(None, cuts.split(text))
+            return " ".join(f"<[{tokens[part]}]>" if part in marks else json.dumps(part) for part in parts)
 
         more = f"({spelled(self.between)} call)*" if many and self.between is not None else ""
         lines = [
@@ -44,7 +42,7 @@ class CallForm:
             f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}",
         ]
         for i, (name, _) in enumerate(functions):
-            opened = spelled(f"{self.before_name}{name}{self.before_arguments}")
+            opened = spelled(self.before_name + name + self.before_arguments)
             lines.append(f"call_{i}: {opened} @arguments_{i} {spelled(self.after)}")
         return json.dumps(["\n".join(lines), list(functions)])
 
