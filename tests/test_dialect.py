@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,21 +57,22 @@ def test_a_model_shows_its_marks(
 
 
 @pytest.mark.parametrize(
-    ("template", "control", "form"),
+    ("template", "control", "form", "end"),
     [
-        (JSON_TEMPLATE, (), call_form.HERMES),
-        ("{{ messages }}", ("<tool_call>",), call_form.HERMES),
-        (MISTRAL_TEMPLATE, ("[TOOL_CALLS]",), call_form.MISTRAL_LIST),
-        (MISTRAL_TEMPLATE, ("[TOOL_CALLS]", "[ARGS]"), call_form.MISTRAL_HEADERS),
-        ("{{ messages }}", ("<|python_tag|>",), call_form.LLAMA),
-        ("{{ messages }}", HARMONY, call_form.HARMONY),
+        (JSON_TEMPLATE, (), call_form.HERMES, "\n</tool_call>"),
+        ("{{ messages }}", ("<tool_call>",), call_form.HERMES, "\n</tool_call>"),
+        (MISTRAL_TEMPLATE, ("[TOOL_CALLS]",), call_form.MISTRAL_LIST, ""),
+        (MISTRAL_TEMPLATE, ("[TOOL_CALLS]", "[ARGS]"), call_form.MISTRAL_HEADERS, ""),
+        ("{{ messages }}", ("<|python_tag|>",), call_form.LLAMA, ""),
+        ("{{ messages }}", HARMONY, call_form.HARMONY, ""),
     ],
 )
 def test_a_model_that_is_forced_to_call_does_it_as_ever(
-    template: str, control: tuple[str, ...], form: CallForm, tmp_path: Path
+    template: str, control: tuple[str, ...], form: CallForm, end: str, tmp_path: Path
 ) -> None:
     dialect = dialect_of(loaded(tmp_path, template, *control))
-    assert dialect.forced == (dialect, form)
+    assert dialect.forced == (replace(dialect, marks=replace(dialect.marks, call_end=end)), form)
+    assert dialect.marks.call_end == end.lstrip()
 
 
 def test_a_model_whose_calls_are_no_json_is_forced_to_write_some(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from app.text import call_form
@@ -51,7 +51,11 @@ class Dialect:
     @property
     def forced(self) -> tuple[Dialect, CallForm]:
         """How calls are read and written where an answer has to be some: as ever, or else as plain JSON."""
-        return (PLAIN_CALLS, call_form.PLAIN_JSON) if self.form is None else (self, self.form)
+        if self.form is None:
+            return PLAIN_CALLS, call_form.PLAIN_JSON
+        # JSON has no line break in a string, so together with one an end mark is told from the same text in a string.
+        marks = replace(self.marks, call_end=self.form.after.removeprefix("}"))
+        return replace(self, marks=marks), self.form
 
     def reader(self, tools: Sequence[dict[str, Any]], prompt_end: str) -> Reader:
         """A reader of one answer to a prompt that ends with ``prompt_end``, where only ``tools`` may be called."""
