@@ -88,12 +88,6 @@ def complete(**fields: object) -> CompletionBody:
             "reasoning_effort: must be one of 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'",
         ),
         ({"priority": 2**31}, "priority: must be less than 2147483648, got 2147483648"),
-        ({"tool_choice": "required"}, "tool_choice: only none and auto are supported: no call can be forced"),
-        (
-            {"tool_choice": {"type": "function", "function": {"name": "add"}}},
-            "tool_choice: only none and auto are supported: no call can be forced",
-        ),
-        ({"tool_choice": ["auto"]}, "tool_choice: only none and auto are supported: no call can be forced"),
         ({"moderation": {"model": "x"}}, "moderation: this value is not supported by this server"),
         ({"functions": [{}]}, "functions: this value is not supported by this server"),
         ({"modalities": ["text", "audio"]}, "modalities: this value is not supported by this server"),
@@ -345,6 +339,7 @@ def test_reasoning_effort_is_an_option_of_the_template(fields: dict[str, object]
         ({"reasoning_effort": "none"}, "{{ enable_thinking }}", []),
         ({"reasoning_effort": "low"}, "{{ reasoning_effort }}", []),
         ({"tools": [TOOL], "reasoning_effort": "none"}, "{{ messages }}", ["tools", "reasoning_effort"]),
+        ({"tools": [TOOL], "tool_choice": "required"}, "{{ messages }}", []),
         ({}, "{{ messages }}", []),
     ],
 )
