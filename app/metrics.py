@@ -88,6 +88,8 @@ LABELLED: tuple[tuple[str, str, str, Callable[[Snapshot], Values]], ...] = (
         # Every cause from the beginning: a rate does not see a series begin, and the first storm would be missed.
         lambda s: {"fault": 0, "priority": 0, "reclaim": 0} | s.counters.preemptions,
     ),
+    # One path so far: every step reads K and V where they lie.
+    ("paged_decode_launches", "Decode steps on the pool.", "path", lambda s: {"block_table": s.counters.decode_steps}),
     ("prompt_cache_misses", "Admissions that adopted nothing.", "reason", lambda s: dict(s.prefix.misses)),
     (
         "prompt_cache_evictions",

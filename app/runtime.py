@@ -103,9 +103,8 @@ class Runtime:
         loader.limit_memory(settings.cache_limit, settings.wired_limit)
         path = loader.model_directory(settings.model, settings.cache_dir, settings.offline)
         log.info("loading %s", path)
-        began_s = time.monotonic()
         loaded = loader.load(path, settings.weight_dtype, settings.adapter)
-        log.info("%.1f MiB of weights loaded in %.1f s", loaded.weight_bytes / 2**20, time.monotonic() - began_s)
+        # All that can be refused is refused before the weights are read, which takes the time.
         n_ctx = _window(settings, loaded)
         block_size = settings.kv_block_size or (64 if kernels.on_cpu() else 32)
         size = size_pool(
@@ -114,10 +113,13 @@ class Runtime:
             block_size=block_size,
             num_slots=settings.batch_rows,
             window_tokens=n_ctx,
-            available_bytes=loader.memory_bytes(loaded.weight_bytes),
+            available_bytes=loader.memory_bytes(),
             weight_bytes=loaded.weight_bytes,
         )
         log.info("%s", size.explain)
+        began_s = time.monotonic()
+        loader.read_weights(loaded)
+        log.info("%.1f MiB of weights loaded in %.1f s", loaded.weight_bytes / 2**20, time.monotonic() - began_s)
         engine = Engine(loaded, size.num_blocks, block_size, settings.sdpa_deterministic)
         log.info("Model %s decode path: native batched forward", loaded.path.name)
         if settings.draft_kind != "none" and not _speculates(settings):

@@ -26,10 +26,10 @@ PROMPT_END_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What an answer must look like: a JSON schema, or a grammar as llama-server or llguidance writes it. ``param`` is
-    the field that asked for it."""
+    """What an answer must look like: a JSON schema, a grammar as llama-server or llguidance writes it, or calls.
+    ``param`` is the field that asked for it."""
 
-    kind: Literal["json_schema", "grammar"]
+    kind: Literal["json_schema", "grammar", "calls"]
     source: str
     param: str
 
@@ -40,7 +40,8 @@ class Ask:
 
     ``max_tokens`` None means the rest of the window. ``reserve`` is told the most tokens that this can come to, prompts
     included, before anything is submitted; it may raise to refuse. In a chat only ``tools`` may be called, and without
-    ``many_calls`` only once.
+    ``many_calls`` only once. Where functions are ``forced``, by name and JSON schema of the arguments, one of them has
+    to be called.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -54,6 +55,7 @@ class Ask:
     shape: Shape | None = None
     tools: tuple[dict[str, Any], ...] = ()
     many_calls: bool = True
+    forced: tuple[tuple[str, str], ...] = ()
     reserve: Callable[[int], None] | None = field(default=None, compare=False)
 
 
@@ -113,10 +115,14 @@ class Service:
     async def chat(self, messages: Sequence[dict[str, Any]], ask: Ask, template: dict[str, Any]) -> Completion:
         """Raises InvalidRequest (bad messages, template error, prompt too long, shape refused), Overloaded,
         Unavailable."""
-        card, text, _, _ = self._loaded()
+        card, text, vocabulary, _ = self._loaded()
         self._worker.check_room(ask.n)  # before the work of encoding
         prompt = await asyncio.to_thread(text.encode_chat, messages, template, card.n_ctx)
-        return self._begin([prompt], ask, await self._grammar(ask.shape), "messages", self._dialect)
+        dialect, shape = self._dialect, ask.shape
+        if ask.forced:
+            dialect, form = dialect.forced
+            shape = Shape("calls", form.grammar(ask.forced, ask.many_calls, vocabulary.added), "tools")
+        return self._begin([prompt], ask, await self._grammar(shape), "messages", dialect)
 
     async def complete(self, prompts: Sequence[str | Sequence[int | str]], ask: Ask) -> Completion:
         """A prompt is text, token ids, or a mixture. Choice ``index`` is prompt * n + i, as OpenAI numbers them. Raises
@@ -175,8 +181,9 @@ class Service:
                     constraint=None if grammar is None else grammar.start(len(prompt)),
                 )
                 requests.append(request)
-                # What is held to a shape has no reasoning in it, whatever the prompt began.
-                reader = (dialect if dialect and grammar is None else PLAIN).reader(ask.tools, prompt_end)
+                # What is held to a shape has no reasoning in it, whatever the prompt began, and no calls unless forced.
+                reads = dialect if dialect and (grammar is None or ask.forced) else PLAIN
+                reader = reads.reader(ask.tools, prompt_end if grammar is None else "")
                 index, continues, is_first = len(choices), dialect is None, i == 0
                 choices.append(
                     Choice(index, request, vocabulary, ask.stop, continues, reader, ask.many_calls, is_first)

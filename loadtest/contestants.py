@@ -128,7 +128,3 @@ def _wait_for_model(url: str, contestant: Contestant, process: subprocess.Popen[
 
 def _first_model(url: str, headers: dict[str, str]) -> str:
     return str(httpx.get(f"{url}/v1/models", headers=headers, timeout=5).json()["data"][0]["id"])
-
-
-def _first_model(url: str, headers: dict[str, str]) -> str:
-    return str(httpx.get(f"{url}/v1/models", headers=headers, timeout=5).json()["data"][0]["id"])

@@ -1,9 +1,10 @@
 """Does the simulator say what the server does? Fits the cost of a tick to some waves, predicts others, prints both.
 
 ``python -m loadtest.validate_simulator``: starts the server on the embedded model and sends it waves of two sorts in
-turn. The cost model is fitted to the recorded ticks of the one sort; from it, and from prompt lengths and sending
-times, TTFT and tokens/s of the other sort are predicted and compared with what was measured. Run nothing else
-meanwhile. It prints the table for docs/simulator.md. Exit code 1 when a prediction is off by more than 15%.
+turn. The cost model of a round is fitted to the recorded ticks of the one sort; from it, and from prompt lengths and
+sending times, TTFT and tokens/s of the round's other sort are predicted and compared with what was measured: a machine
+whose speed changes from one minute to the next is compared with itself. Run nothing else meanwhile. It prints the table
+for docs/simulator.md. Exit code 1 when a prediction is off by more than 15%.
 """
 
 from __future__ import annotations
@@ -42,6 +43,14 @@ class Played:
 
 
 @dataclass(frozen=True)
+class Round:
+    """Ticks to fit the cost to, and the waves that were sent between them."""
+
+    ticks: list[Sample]
+    played: list[Played]
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Medians over the waves of one concurrency: (measured, predicted)."""
 
@@ -70,28 +79,22 @@ def main() -> int:
     if (load := os.getloadavg()[0]) > 0.5:
         _say(f"load average {load:.1f}: something else is running, the figures will say little")
     contestant = ours(options.model, max(options.levels), RECORD_TICKS="20000", BLAS_THREADS=options.blas_threads)
-    measured: list[Sample] = []
-    played: list[Played] = []
+    rounds: list[Round] = []
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, running(contestant, Path(folder)) as server:
         spec = _spec(server)
-        round_s = 0.0
         for number in range(options.rounds):
-            if time.monotonic() - began_s + round_s > 60 * options.minutes:
+            elapsed_s = time.monotonic() - began_s
+            if rounds and elapsed_s * (1 + 1 / len(rounds)) > 60 * options.minutes:
                 _say(f"{number} rounds: another would take too long")
                 break
-            round_began_s = time.monotonic()
-            # In turn, so that both sorts meet the machine in the same moods.
-            measured += _ticks_to_fit(server, options.levels, options.output, seed=1000 * number)
-            for level in options.levels:
-                asks = equal_wave(level, options.prompt, options.output, seed=1000 * number + level)
-                played.append(_play(server, level, asks))
-                wave = played[-1].wave
-                _say(f"round {number + 1}, C={level}: TTFT {wave.ttft_s(0.5):.2f} s, {wave.tokens_per_s:.1f} tokens/s")
-            round_s = time.monotonic() - round_began_s
-    fitted = fit(measured)
-    compared = compare(played, spec, fitted.model)
-    print(markdown(fitted, compared, len(played) // len(options.levels)))
+            rounds.append(_round(server, options.levels, options.prompt, options.output, seed=1000 * number))
+            for one in rounds[-1].played:
+                figures = f"TTFT {one.wave.ttft_s(0.5):.2f} s, {one.wave.tokens_per_s:.1f} tokens/s"
+                _say(f"round {number + 1}, C={one.level}: {figures}")
+    fitted = fit([tick for each in rounds for tick in each.ticks])
+    compared = compare(rounds, spec)
+    print(markdown(fitted, compared, len(rounds)))
     if options.json:
         figures = {"fit": fitted.describe(), "compared": [asdict(row) for row in compared]}
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
@@ -100,14 +103,16 @@ def main() -> int:
     return int(worst > TOLERANCE)
 
 
-def compare(played: Sequence[Played], spec: HostSpec, cost: CostModel) -> list[Comparison]:
-    """One line a concurrency, in the order of their first appearance."""
+def compare(rounds: Sequence[Round], spec: HostSpec) -> list[Comparison]:
+    """One line a concurrency, in the order of their first appearance. Each round is predicted from its own ticks."""
     lines: dict[int, list[tuple[tuple[float, float], tuple[float, float]]]] = {}
-    for one in played:
-        ttft_s, tokens_per_s = predict(one.arrivals, spec, cost)
-        lines.setdefault(one.level, []).append(
-            ((one.wave.ttft_s(0.5), ttft_s), (one.wave.tokens_per_s, tokens_per_s)),
-        )
+    for each in rounds:
+        cost = fit(each.ticks).model
+        for one in each.played:
+            ttft_s, tokens_per_s = predict(one.arrivals, spec, cost)
+            lines.setdefault(one.level, []).append(
+                ((one.wave.ttft_s(0.5), ttft_s), (one.wave.tokens_per_s, tokens_per_s)),
+            )
     return [
         Comparison(level, _medians([pair for pair, _ in pairs]), _medians([pair for _, pair in pairs]))
         for level, pairs in lines.items()
@@ -138,22 +143,34 @@ def markdown(fitted: Fit, compared: Sequence[Comparison], num_rounds: int) -> st
         [
             *lines,
             "",
-            f"Medians of {num_rounds} waves. Cost fitted to {fitted.num_ticks} ticks of other waves: {costs};"
+            f"Medians over {num_rounds} rounds, each predicted from the ticks of other waves sent between its own."
+            f" Cost fitted to {fitted.num_ticks} ticks, those of all rounds: {costs};"
             f" R² {fitted.r_squared:.3f}, error of a tick: median {fitted.median_error:.1%},"
             f" p95 {fitted.p95_error:.1%}.",
         ]
     )
 
 
-def _ticks_to_fit(server: Running, levels: Sequence[int], num_output: int, seed: int) -> list[Sample]:
-    """The ticks of waves of every concurrency, with prompts and answers of other lengths than those that are predicted,
-    of two long prompts, and of one wave in which chunks are computed beside decode."""
-    first_tick = _recording(server).next_tick
-    for level in levels:
-        run_wave(server, equal_wave(level, 100, max(num_output * 3 // 8, 1), seed=seed + 100 + level))
-    run_wave(server, equal_wave(2, 300, 8, seed=seed + 200))
-    run_wave(server, mixed_wave(max(levels) // 2 or 1, 20, 300, 2.0, 24, seed=seed + 300))
-    return samples(_recording(server), first_tick)
+def _round(server: Running, levels: Sequence[int], num_prompt: int, num_output: int, seed: int) -> Round:
+    """For every concurrency a wave to predict, between two to fit to, whose prompts and answers have other lengths; for
+    a lone request two such waves, which are short. To fit to there are also two long prompts, and one wave in which
+    chunks are computed beside decode."""
+    ticks: list[Sample] = []
+    played: list[Played] = []
+
+    def to_fit(asks: Sequence[Ask]) -> None:
+        first_tick = _recording(server).next_tick
+        run_wave(server, asks)
+        ticks.extend(samples(_recording(server), first_tick))
+
+    to_fit(equal_wave(2, 300, 8, seed=seed + 200))
+    for level in [1] * (1 in levels) + list(levels):
+        seed += 1
+        to_fit(equal_wave(level, 100, max(num_output * 3 // 8, 1), seed=seed + 100))
+        played.append(_play(server, level, equal_wave(level, num_prompt, num_output, seed=seed)))
+        to_fit(equal_wave(level, 160, max(num_output // 4, 1), seed=seed + 400))
+    to_fit(mixed_wave(max(levels) // 2 or 1, 20, 300, 2.0, 24, seed=seed + 300))
+    return Round(ticks, played)
 
 
 def _recording(server: Running) -> Recording:

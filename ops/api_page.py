@@ -55,9 +55,8 @@ def _table(columns: dict[str, type[ModelBody]]) -> list[str]:
 
 def _shape(schema: dict[str, Any]) -> str:
     """The type and the range of a JSON schema, in words."""
-    for option in schema.get("anyOf", ()):
-        if option.get("type") != "null":
-            return _shape(option)
+    if "anyOf" in schema:
+        return " or ".join(_shape(option) for option in schema["anyOf"] if option.get("type") != "null")
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     words = [WORDS.get(schema.get("type", "object"), schema.get("type", "object"))]

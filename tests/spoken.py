@@ -6,9 +6,10 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from app.text.dialect import Dialect
+from app.text import call_form
+from app.text.dialect import FORMS, Dialect
 from app.text.reader import Marks
-from app.text.tool_calls import json_calls
+from app.text.tool_calls import headed_calls, json_calls
 
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
 TOOLS = tuple({"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("add", "get.it"))
@@ -27,7 +28,8 @@ def c(name: str) -> Control:
 def mlx_dialect(parser: str, think: tuple[str, str] = ("", "")) -> Dialect:
     """The dialect of a model for which mlx-lm has a tool parser."""
     module = importlib.import_module(f"mlx_lm.tool_parsers.{parser}")
-    return Dialect(Marks(*think, (module.tool_call_start,), module.tool_call_end, module.parse_tool_call))
+    marks = Marks(*think, (module.tool_call_start,), module.tool_call_end, module.parse_tool_call)
+    return Dialect(marks, form=FORMS.get(module.__name__))
 
 
 HERMES = mlx_dialect("json_tools")
@@ -35,8 +37,9 @@ QWEN = mlx_dialect("json_tools", ("<think>", "</think>"))
 QWEN_CODER = mlx_dialect("qwen3_coder")
 MISTRAL = mlx_dialect("mistral")
 KIMI = mlx_dialect("kimi_k2")
-LLAMA = Dialect(Marks("", "", ("<|python_tag|>",), "", json_calls, begins_with_json=True))
-GPT_OSS = Dialect(Marks(), speaks_harmony=True)
+MISTRAL_NEW = Dialect(Marks("", "", ("[TOOL_CALLS]",), "", headed_calls), form=call_form.MISTRAL_HEADERS)
+LLAMA = Dialect(Marks("", "", ("<|python_tag|>",), "", json_calls, begins_with_json=True), form=call_form.LLAMA)
+GPT_OSS = Dialect(Marks(), speaks_harmony=True, form=call_form.HARMONY)
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,25 @@ SPOKEN = (
         ("Well. ", c("[TOOL_CALLS]"), "add", c("[ARGS]"), '{"a": 2}', c("[TOOL_CALLS]"), "add", c("[ARGS]"), "{}"),
         "Well.",
         calls=(("add", {"a": 2}), ("add", {})),
+    ),
+    Spoken(
+        "mistral-new",
+        MISTRAL_NEW,
+        ("Well. ", c("[TOOL_CALLS]"), "add", c("[ARGS]"), '{"b": "[ARGS]x"}', c("[TOOL_CALLS]"), "get.it[ARGS] {}\n"),
+        "Well.",
+        calls=(("add", {"b": "[ARGS]x"}), ("get.it", {})),
+    ),
+    Spoken(
+        "mistral-new-list",
+        MISTRAL_NEW,
+        (c("[TOOL_CALLS]"), '[{"name": "get.it", "arguments": {}}]'),
+        calls=(("get.it", {}),),
+    ),
+    Spoken(
+        "mistral-new-broken",
+        MISTRAL_NEW,
+        (c("[TOOL_CALLS]"), "add", c("[ARGS]"), '{"a": 1} and'),
+        '[TOOL_CALLS]add[ARGS]{"a": 1} and',
     ),
     Spoken("mistral-broken", MISTRAL, (c("[TOOL_CALLS]"), '[{"name": '), '[TOOL_CALLS][{"name": '),
     Spoken(

@@ -66,12 +66,16 @@ def tokens_of(said: Sequence[str]) -> list[int]:
 async def talking(
     said: Sequence[str], dialect: Dialect = PLAIN, template: str = TEMPLATE, **card: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a server whose model always says ``said``, and then ends its turn. ``card`` are fields of its
-    card."""
+    """A client of a server whose model always says ``said``, and then ends its turn, as far as it may: what a
+    constraint leaves out ends the test. ``card`` are fields of its card."""
     script = tokens_of(said)
 
     def play(row: Row, index: int) -> int:
-        return script[index] if index < len(script) else END
+        token = script[index] if index < len(script) else END
+        if row.constraint is not None:
+            mask = row.constraint.mask(row.tokens)
+            assert mask[token // 8] >> token % 8 & 1, f"{TOKENIZER.decode(script[:index])!r} may not go on so"
+        return token
 
     async with working(PlayedEngine(play), num_blocks=256, block_size=8) as worker:
         service = Service(worker, lambda *_: None)

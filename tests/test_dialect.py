@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlx_lm.tokenizer_utils import load
 
-from app.text.dialect import Dialect, dialect_of
+from app.text import call_form
+from app.text.call_form import CallForm
+from app.text.dialect import PLAIN_CALLS, Dialect, dialect_of
 from app.text.reader import Marks
 from app.text.tool_calls import MAX_CALL_CHARS, json_calls, read_calls
 from tests.spoken import TOOLS, c, mlx_dialect
@@ -51,6 +54,30 @@ def test_a_model_shows_its_marks(
     assert found.parse is not None
     assert found.parse.__module__ == module
     assert found.begins_with_json == ("<|python_tag|>" in control)
+
+
+@pytest.mark.parametrize(
+    ("template", "control", "form", "end"),
+    [
+        (JSON_TEMPLATE, (), call_form.HERMES, "\n</tool_call>"),
+        ("{{ messages }}", ("<tool_call>",), call_form.HERMES, "\n</tool_call>"),
+        (MISTRAL_TEMPLATE, ("[TOOL_CALLS]",), call_form.MISTRAL_LIST, ""),
+        (MISTRAL_TEMPLATE, ("[TOOL_CALLS]", "[ARGS]"), call_form.MISTRAL_HEADERS, ""),
+        ("{{ messages }}", ("<|python_tag|>",), call_form.LLAMA, ""),
+        ("{{ messages }}", HARMONY, call_form.HARMONY, ""),
+    ],
+)
+def test_a_model_that_is_forced_to_call_does_it_as_ever(
+    template: str, control: tuple[str, ...], form: CallForm, end: str, tmp_path: Path
+) -> None:
+    dialect = dialect_of(loaded(tmp_path, template, *control))
+    assert dialect.forced == (replace(dialect, marks=replace(dialect.marks, call_end=end)), form)
+    assert dialect.marks.call_end == end.lstrip()
+
+
+def test_a_model_whose_calls_are_no_json_is_forced_to_write_some(tmp_path: Path) -> None:
+    for template in (CODER_TEMPLATE, "{{ messages }}"):
+        assert dialect_of(loaded(tmp_path, template)).forced == (PLAIN_CALLS, call_form.PLAIN_JSON)
 
 
 def test_an_id_inside_a_mistral_call_is_not_its_name(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
         ("spec_proposed_tokens_total", {}, 23),
         ("spec_accepted_tokens_total", {}, 20),
         ("batch_reclaim_passes_total", {}, 14),
+        ("paged_decode_launches_total", {"path": "block_table"}, 10),
         ("batch_preemptions_total", {"cause": "reclaim"}, 14),
         ("cache_pool_paged_block_size", {}, 64),
         ("cache_pool_paged_blocks_allocated", {}, 20),

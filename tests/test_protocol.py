@@ -13,7 +13,8 @@ from openai.types.shared_params import ReasoningEffort
 from app.api.fields import Limits
 from app.api.llama_protocol import InfillBody, LlamaBody
 from app.api.parse import parse, unknown_fields
-from app.api.protocol import ChatBody, CompletionBody, DetokenizeBody, Generation, StreamOptions, TokenizeBody
+from app.api.protocol import ChatBody, CompletionBody, Generation, StreamOptions
+from app.api.tokenizer_body import DetokenizeBody, TokenizeBody
 from app.errors import InvalidRequest
 from app.request import SamplingParams
 from app.service import Ask
@@ -89,12 +90,6 @@ def complete(**fields: object) -> CompletionBody:
             "reasoning_effort: must be one of 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'",
         ),
         ({"priority": 2**31}, "priority: must be less than 2147483648, got 2147483648"),
-        ({"tool_choice": "required"}, "tool_choice: only none and auto are supported: no call can be forced"),
-        (
-            {"tool_choice": {"type": "function", "function": {"name": "add"}}},
-            "tool_choice: only none and auto are supported: no call can be forced",
-        ),
-        ({"tool_choice": ["auto"]}, "tool_choice: only none and auto are supported: no call can be forced"),
         ({"moderation": {"model": "x"}}, "moderation: this value is not supported by this server"),
         ({"functions": [{}]}, "functions: this value is not supported by this server"),
         ({"modalities": ["text", "audio"]}, "modalities: this value is not supported by this server"),
@@ -346,6 +341,7 @@ def test_reasoning_effort_is_an_option_of_the_template(fields: dict[str, object]
         ({"reasoning_effort": "none"}, "{{ enable_thinking }}", []),
         ({"reasoning_effort": "low"}, "{{ reasoning_effort }}", []),
         ({"tools": [TOOL], "reasoning_effort": "none"}, "{{ messages }}", ["tools", "reasoning_effort"]),
+        ({"tools": [TOOL], "tool_choice": "required"}, "{{ messages }}", []),
         ({}, "{{ messages }}", []),
     ],
 )

@@ -76,6 +76,28 @@ def test_a_model_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
     asyncio.run(body())
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"ctx_size": 10**6}, "MLXCEL_CTX_SIZE=1000000 means 250000 tokens a slot"),
+        ({"kv_cache_budget": 1 << 20}, r"KV pool too small: budget 1\.0 MiB.*at least 512 tokens"),
+    ],
+)
+def test_what_the_model_does_not_allow_is_refused_before_its_weights_are_read(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], said: str
+) -> None:
+    from app.engine import loader
+
+    async def body() -> None:
+        started = Runtime(Settings(model=str(model_dir), cache_dir=tmp_path, blas="none", **settings))
+        with pytest.raises(StartError, match=said):
+            await started.start()
+        await started.stop()
+
+    monkeypatch.setattr(loader, "read_weights", lambda _: pytest.fail("the weights are being read"))
+    asyncio.run(body())
+
+
 def test_a_start_with_the_real_model(model_dir: Path, tmp_path: Path) -> None:
     async def body() -> None:
         settings = Settings(

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from app.scheduler.cost import CostModel, Fit
+from app.scheduler.cost import CostModel, Fit, Load, Sample
 from app.scheduler.fake_host import HostSpec
 from app.scheduler.fleet import simulate
 from app.scheduler.workload import Arrival
-from loadtest.validate_simulator import Played, compare, markdown, predict
+from loadtest.validate_simulator import Played, Round, compare, markdown, predict
 from loadtest.waves import Outcome, Wave
 
 COST = CostModel(0.05, 0.004, 0.0045, 0.0001)
@@ -28,8 +28,14 @@ def wave_of(level: int, cost: CostModel) -> Played:
     return Played(level, arrivals, Wave(rate, outcomes))
 
 
+def round_of(*played: Played) -> Round:
+    """A round whose ticks cost ``COST``."""
+    loads = [Load(singles, tokens, blocks) for singles in (0, 1, 4) for tokens in (3, 80, 300) for blocks in (2, 9)]
+    return Round([Sample(load, COST.seconds(load)) for load in loads], list(played))
+
+
 def test_a_server_that_costs_what_the_model_says_is_predicted() -> None:
-    rows = compare([wave_of(level, COST) for level in (1, 4, 1, 4)], SPEC, COST)
+    rows = compare([round_of(wave_of(1, COST), wave_of(4, COST))] * 2, SPEC)
     assert [row.level for row in rows] == [1, 4]
     assert [row.errors for row in rows] == [pytest.approx((0.0, 0.0), abs=1e-9)] * 2
     ttft_s, _ = predict(wave_of(1, COST).arrivals, SPEC, COST)
@@ -38,7 +44,7 @@ def test_a_server_that_costs_what_the_model_says_is_predicted() -> None:
 
 def test_a_model_that_is_wrong_is_found_out() -> None:
     slow = replace(COST, prefill_token_s=2 * COST.prefill_token_s, tick_s=2 * COST.tick_s)
-    (row,) = compare([wave_of(4, slow)], SPEC, COST)
+    (row,) = compare([round_of(wave_of(4, slow))], SPEC)
     ttft_error, rate_error = row.errors
     assert ttft_error < -0.4
     assert rate_error > 0.4

@@ -1,7 +1,9 @@
-"""What an answer must look like: OpenAI's ``response_format``, and ``json_schema`` and ``grammar`` of llama-server."""
+"""What an answer must look like: OpenAI's ``response_format``, ``json_schema`` and ``grammar`` of llama-server, and the
+arguments of calls that are forced."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import orjson
@@ -11,6 +13,8 @@ from app.service import Shape
 
 MAX_SCHEMA_BYTES = 1 << 16
 MAX_GRAMMAR_BYTES = 1 << 14
+MAX_FORCED_BYTES = 1 << 18
+NO_PARAMETERS: dict[str, Any] = {"properties": {}, "additionalProperties": False}
 # The members that each type of response_format may have.
 MEMBERS = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema",)}
 # The members of response_format.json_schema, and what they must be. The schema holds whether or not strict is true.
@@ -33,6 +37,27 @@ def shape_of(response_format: dict[str, Any] | None, json_schema: dict[str, Any]
         one, other = given[0].param, given[1].param
         raise InvalidRequest(f"{other}: cannot go together with {one}", other)
     return given[0] if given else None
+
+
+def forced_calls(tools: Sequence[dict[str, Any]], names: Collection[str]) -> tuple[tuple[str, str], ...]:
+    """The functions of ``names``, each with the JSON schema of its arguments.
+
+    Raises:
+        InvalidRequest: naming the tool: its parameters do not describe an object, are too large, or nested too deeply.
+    """
+    found: list[tuple[str, str]] = []
+    for index, tool in enumerate(tools):
+        function = tool["function"]
+        if function["name"] in names:
+            where = f"tools[{index}].function.parameters"
+            parameters = function.get("parameters", NO_PARAMETERS)
+            if parameters.get("type", "object") != "object":
+                raise _fault(where, "must describe an object, for a call to be forced")
+            found.append((function["name"], _schema({"type": "object", **parameters}, where).source))
+    num_bytes = sum(len(schema.encode()) for _, schema in found)
+    if num_bytes > MAX_FORCED_BYTES:
+        raise _fault("tools", f"to force a call, {MAX_FORCED_BYTES} bytes of parameters are allowed, not {num_bytes}")
+    return tuple(found)
 
 
 def _from_format(value: dict[str, Any]) -> Shape | None:

@@ -13,8 +13,8 @@ from app.api.completions import check_model
 from app.api.fields import Limits
 from app.api.llama_answers import settings_json
 from app.api.parse import parse, read_object
-from app.api.protocol import DetokenizeBody, TemplateBody, TokenizeBody
 from app.api.seam import Serving, Wiring
+from app.api.tokenizer_body import DetokenizeBody, TemplateBody, TokenizeBody
 from app.errors import FeatureOff
 from app.scheduler.snapshot import SlotView
 from app.service import ModelCard

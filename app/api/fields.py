@@ -93,13 +93,6 @@ def check_tools(value: Any) -> list[dict[str, Any]]:
     return [_tool(item, f"tools[{index}]") for index, item in enumerate(value)]
 
 
-def check_tool_choice(value: Any) -> str:
-    """Raises InvalidRequest for what would force a call, or choose among the tools."""
-    if value in ("none", "auto"):
-        return str(value)
-    raise InvalidRequest("tool_choice: only none and auto are supported: no call can be forced", "tool_choice")
-
-
 def check_prompts(value: Any) -> list[str | list[int]]:
     """A prompt is text or token ids; a list of either is a list of prompts. The result always is such a list.
 

@@ -7,10 +7,11 @@ import secrets
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from app.api.answer_shape import shape_of
-from app.api.fields import INERT, NEUTRAL, Limits, check_messages, check_prompts, check_tool_choice, check_tools
+from app.api.answer_shape import forced_calls, shape_of
+from app.api.fields import INERT, NEUTRAL, Limits, check_messages, check_prompts, check_tools
+from app.api.tool_choice import ToolChoice, read_tool_choice
 from app.errors import InvalidRequest
 from app.request import SamplingParams
 from app.service import Ask, Shape
@@ -27,6 +28,8 @@ NonEmpty = Annotated[str, Field(min_length=1)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Messages = Annotated[list[dict[str, Any]], BeforeValidator(check_messages)]
 Tools = Annotated[list[dict[str, Any]], BeforeValidator(check_tools)]
+CHOICES = {"anyOf": [{"type": "string"}, {"type": "object"}]}
+Choice = Annotated[ToolChoice, BeforeValidator(read_tool_choice), WithJsonSchema(CHOICES)]
 EFFORT_OPTIONS = ("reasoning_effort", "enable_thinking")
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -168,9 +171,9 @@ class ChatBody(Generation):
     max_completion_tokens: int | None = Field(None, ge=1, description="another name for `max_tokens`")
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20, description="needs `logprobs`")
-    tools: Tools = Field([], description="functions; see Calls. `strict` in one has no effect")
-    tool_choice: Annotated[str, BeforeValidator(check_tool_choice)] = Field(
-        "auto", description="`auto` or `none`; what forces a call is refused"
+    tools: Tools = Field([], description="functions; see Calls. `strict` in one changes nothing")
+    tool_choice: Choice = Field(
+        ToolChoice(), description="`auto`, `none`, `required`, a function by its name, or `allowed_tools`; see Calls"
     )
     parallel_tool_calls: bool = Field(True, description="false: the first call ends the answer")
     reasoning_effort: Effort | None = Field(
@@ -186,7 +189,9 @@ class ChatBody(Generation):
             raise InvalidRequest("max_tokens: differs from max_completion_tokens, send one of them", "max_tokens")
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs: needs logprobs to be true", "top_logprobs")
-        if self.shape is not None and self.tools and self.tool_choice != "none":
+        if self.tool_choice.must_call and self.ignore_eos:
+            raise InvalidRequest("ignore_eos: not possible where tool_choice forces a call", "ignore_eos")
+        if self.permitted and self.shape is not None:
             param = self.shape.param
             raise InvalidRequest(f"{param}: leaves no way to call tools; send tool_choice none", param)
         effort = self.reasoning_effort
@@ -205,19 +210,35 @@ class ChatBody(Generation):
         """
         num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
         ask = self._ask(default, limits, num_logprobs, self.max_completion_tokens or self.max_tokens)
-        return dataclasses.replace(ask, tools=tuple(self.offered), many_calls=self.parallel_tool_calls)
+        return dataclasses.replace(
+            ask,
+            tools=tuple(self.permitted),
+            many_calls=self.parallel_tool_calls and not self.tool_choice.only_once,
+            forced=self.forced,
+        )
 
     def unread(self, chat_template: str) -> list[str]:
         if not chat_template:
             return []  # it is a program, whose words are not known
-        unread = [] if "tools" in chat_template or not self.offered else ["tools"]
+        unread = [] if "tools" in chat_template or self.tool_choice.must_call or not self.offered else ["tools"]
         knows_effort = any(name in chat_template for name in self.template if name in EFFORT_OPTIONS)
         return [*unread, *([] if self.reasoning_effort is None or knows_effort else ["reasoning_effort"])]
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools that may be called; others are not shown to the model."""
-        return [] if self.tool_choice == "none" else self.tools
+        """The tools that are shown to the model: all of them, unless none may be called."""
+        return [] if self.tool_choice.names == frozenset() else self.tools
+
+    @cached_property
+    def permitted(self) -> list[dict[str, Any]]:
+        """The tools that may be called. Raises InvalidRequest."""
+        return self.tool_choice.among(self.tools)
+
+    @cached_property
+    def forced(self) -> tuple[tuple[str, str], ...]:
+        """The functions of which one has to be called, and the schemas of their arguments. Raises InvalidRequest."""
+        names = {tool["function"]["name"] for tool in self.permitted}
+        return forced_calls(self.tools, names) if self.tool_choice.must_call else ()
 
     @property
     def template(self) -> dict[str, Any]:
@@ -258,37 +279,3 @@ class CompletionBody(Generation):
         return self._ask(
             default, limits, self.logprobs, DEFAULT_TEXT_TOKENS if self.max_tokens is None else self.max_tokens
         )
-
-
-class TokenizeBody(Body):
-    """``prompt`` is another name for ``content``."""
-
-    content: str | None = None
-    prompt: str | None = None
-    add_special: bool = False
-    parse_special: bool = True
-    with_pieces: bool = False
-
-    @model_validator(mode="after")
-    def _has_text(self) -> Self:
-        if self.content is None and self.prompt is None:
-            raise InvalidRequest("content: is required", "content")
-        return self
-
-    @property
-    def text(self) -> str:
-        return (self.prompt or "") if self.content is None else self.content
-
-
-class DetokenizeBody(Body):
-    tokens: list[int]
-
-
-class TemplateBody(Body):
-    messages: Messages
-    tools: Tools = []
-    chat_template_kwargs: dict[str, Any] = {}
-
-    @property
-    def template(self) -> dict[str, Any]:
-        return {**self.chat_template_kwargs, **({"tools": self.tools} if self.tools else {})}

@@ -93,18 +93,18 @@ def limit_memory(cache_bytes: int | None, wired_bytes: int) -> None:
             raise StartError(f"MLXCEL_WIRED_LIMIT={wired_bytes} is not possible: {_one_line(error)}") from error
 
 
-def memory_bytes(weight_bytes: int) -> int:
-    """What weights, pool and activations may take together: on a GPU what its driver recommends, else what the system
-    has left and the ``weight_bytes`` that are loaded already."""
+def memory_bytes() -> int:
+    """What weights, pool and activations may take together, asked before there are any: on a GPU what its driver
+    recommends, else what the system has left."""
     if not on_cpu():
         info = mx.device_info()
         return int(info.get("max_recommended_working_set_size") or info["memory_size"])
-    return system_memory_bytes() + weight_bytes
+    return system_memory_bytes()
 
 
 def free_bytes() -> int:
     """What the pool may still take now."""
-    return system_memory_bytes() if on_cpu() else max(memory_bytes(0) - mx.get_active_memory(), 0)
+    return system_memory_bytes() if on_cpu() else max(memory_bytes() - mx.get_active_memory(), 0)
 
 
 def model_directory(model: str, cache_dir: Path, offline: bool) -> Path:
@@ -133,8 +133,11 @@ def model_directory(model: str, cache_dir: Path, offline: bool) -> Path:
 
 
 def load(path: Path, weight_dtype: str, adapter: Path | None = None) -> LoadedModel:
-    """Load a model directory through mlx-lm; ``weight_dtype`` is auto, float32, float16 or bfloat16. ``adapter`` is the
+    """Open a model directory through mlx-lm; ``weight_dtype`` is auto, float32, float16 or bfloat16. ``adapter`` is the
     folder of an adapter that mlx-lm's training has written for this model.
+
+    All that is to be known of the model is known then, what it takes included, and no weight has been read: each is
+    when it is first used, all of them by ``read_weights``.
 
     On a CPU auto means float32, because MLX multiplies half-precision and quantised matrices more than ten times slower
     there; elsewhere the weights stay as stored.
@@ -158,17 +161,12 @@ def load(path: Path, weight_dtype: str, adapter: Path | None = None) -> LoadedMo
     dtype = weight_dtype if weight_dtype != "auto" else "float32" if on_cpu() else None
     if dtype is not None:
         model = _cast(model, getattr(mx, dtype))
-    needed, available = sum(array.nbytes for _, array in tree_flatten(model.parameters())), memory_bytes(0)
+    needed, available = sum(array.nbytes for _, array in tree_flatten(model.parameters())), memory_bytes()
     if needed > available:
         raise StartError(
             f"too little memory: the weights at {path} take {needed / 2**20:.1f} MiB,"
             f" and {available / 2**20:.1f} MiB are available"
         )
-    try:
-        for _, array in tree_flatten(model.parameters()):
-            mx.eval(array)
-    except Exception as error:
-        raise StartError(f"the weights at {path} cannot be read: {_one_line(error)}") from error
     text_config = config.get("text_config", config)
     generation = path / "generation_config.json"
     return LoadedModel(
@@ -182,6 +180,19 @@ def load(path: Path, weight_dtype: str, adapter: Path | None = None) -> LoadedMo
         end_tokens=frozenset(int(token) for token in tokenizer.eos_token_ids),
         generation_config=json.loads(generation.read_text()) if generation.is_file() else {},
     )
+
+
+def read_weights(loaded: LoadedModel) -> None:
+    """Read all weights into memory, one after the other: what a conversion takes meanwhile is freed for the next.
+
+    Raises:
+        StartError: they cannot be read.
+    """
+    try:
+        for _, array in tree_flatten(loaded.model.parameters()):
+            mx.eval(array)
+    except Exception as error:
+        raise StartError(f"the weights at {loaded.path} cannot be read: {_one_line(error)}") from error
 
 
 def _one_line(error: Exception) -> str:
@@ -210,7 +221,7 @@ def _vocab_size(config: dict[str, Any], tokenizer: Any) -> int:
 
 
 def layer_shapes(model: nn.Module, config: dict[str, Any]) -> tuple[LayerShape, ...]:
-    """Look at what each layer's cache is and, after one token, what it holds."""
+    """Look at what each layer's cache is and what it would hold after one token. Nothing is computed."""
     family = config.get("model_type", "unknown")
     caches = make_prompt_cache(model)
     odd = sorted({type(cache).__name__ for cache in caches if type(cache) is not KVCache})
@@ -219,7 +230,7 @@ def layer_shapes(model: nn.Module, config: dict[str, Any]) -> tuple[LayerShape, 
             f"model family '{family}' cannot be served yet: its layers keep {', '.join(odd)}, not a plain KV cache"
         )
     try:
-        mx.eval(model(mx.array([[0]]), cache=caches))
+        model(mx.array([[0]]), cache=caches)
         return tuple(
             LayerShape(cache.keys.shape[1], cache.keys.shape[3], cache.values.shape[3], cache.keys.dtype)
             for cache in caches

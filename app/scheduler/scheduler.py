@@ -115,8 +115,9 @@ class Scheduler:
         num_prefill = num_decode = num_chunks = 0
         draws, failures, block_size = result.draws, result.failures, self._tables.block_size
         for row in lookahead.wanted(plan, result, self._seats):
-            request = self._seats[row.request_id]
-            drawn = right(row.draft, draws.get(request.id, ()))
+            request, drawn = self._seats[row.request_id], draws.get(row.request_id, ())
+            if row.draft:
+                drawn = right(row.draft, drawn)
             if request.id in failures or (row.draws and not drawn):
                 events.append(self._finish(request, FinishReason.ERROR, request.num_output, now))
                 continue

@@ -35,9 +35,9 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Raises StartError if the tokenizer is not a fast one, or its decoder is of a kind not known here."""
         self._tokenizer = fast_tokenizer(tokenizer)
-        self._control = frozenset(
-            token for token, added in self._tokenizer.get_added_tokens_decoder().items() if added.special
-        )
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._control = frozenset(token for token, one in added.items() if one.special)
+        self.added = {one.content: token for token, one in added.items()}  # beside what it was trained to
         state = self._tokenizer.decoder.__getstate__() if self._tokenizer.decoder else '{"type": "nothing"}'
         decoder = json.loads(state)
         steps: list[dict[str, Any]] = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ ParseCalls = Callable[[str, Sequence[dict[str, Any]]], Any]
 
 # Parsers made of regular expressions take time with the square of the length on odd text: up to seconds for so much.
 MAX_CALL_CHARS = 65_536
+# What newer Mistral models put before the arguments of a call. Some of them give it an id there.
+HEADER = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)(?:\[CALL_ID\]\w*)?\[ARGS\]\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,17 @@ def json_calls(text: str, tools: Sequence[dict[str, Any]]) -> list[Any]:
         found += value if isinstance(value, list) else [value]
         rest = rest[end:].lstrip(" \t\r\n,;")
     return found
+
+
+def headed_calls(text: str, tools: Sequence[dict[str, Any]]) -> list[Any]:
+    """``name[ARGS]{...}``, one after the other, or what ``json_calls`` reads. Raises as that does."""
+    decoder = json.JSONDecoder()
+    found: list[Any] = []
+    at = 0
+    while header := HEADER.match(text, at):
+        arguments, at = decoder.raw_decode(text, header.end())
+        found.append({"name": header[1], "arguments": arguments})
+    return found + json_calls(text[at:], tools)
 
 
 def read_calls(parse: ParseCalls, text: str, tools: Sequence[dict[str, Any]]) -> tuple[ToolCall, ...]:

@@ -2,7 +2,8 @@
 
 The library bounds the work of a step, but not that of every check before the first one: a chain of a few thousand
 references overflows its stack, and thirty patterns that must hold together keep it busy for minutes. So this file is
-run as a program: kind and source as JSON on stdin, what came of them as JSON on stdout.
+run as a program: kind and source as JSON on stdin, what came of them as JSON on stdout. The last line there counts:
+before each try the program writes what is to be said should it not come back.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Literal
 
 from llguidance import LLMatcher, LLParserLimits, grammar_from
 
-Kind = Literal["json_schema", "grammar"]
+# "calls": a JSON list of a Lark grammar, and of names with the JSON schemas that it calls ``arguments_0`` and so on.
+Kind = Literal["json_schema", "grammar", "calls"]
 
 CPU_S = 3
 # On a busy machine those seconds take a while.
@@ -38,36 +40,47 @@ def attempt(kind: Kind, source: str) -> tuple[str, str]:
     Raises:
         OSError: the trial could not be held.
     """
+    command, given = [sys.executable, "-P", __file__], json.dumps([kind, source]).encode()
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", __file__],
-            input=json.dumps([kind, source]),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired:
-        return "", TOO_COMPLEX
-    if not done.stdout:  # ended by a signal for want of stack or time, or by a fault of the library
-        return "", TOO_COMPLEX
-    grammar, reason = json.loads(done.stdout)
+        said = subprocess.run(command, input=given, capture_output=True, timeout=TIMEOUT_S).stdout
+    except subprocess.TimeoutExpired as error:
+        said = error.stdout or b""
+    # What was ended by a signal, for want of stack or time, or by a fault of the library may have said half a line.
+    *lines, _ = said.split(b"\n")
+    grammar, reason = json.loads(lines[-1]) if lines else ("", TOO_COMPLEX)
     return grammar, reason
 
 
-def _converted(kind: Kind, source: str) -> str:
-    """Raises ValueError where the source is not even written as its kind is."""
-    if kind == "grammar":
-        return grammar_from("grammar", source)
+def _judge(kind: Kind, source: str) -> tuple[str, str]:
+    if kind == "calls":
+        return _judge_calls(source)
+    try:
+        grammar = grammar_from("grammar", source) if kind == "grammar" else _from_schema(source)
+    except (ValueError, RecursionError) as error:  # it is not even written as its kind is
+        return "", shortened(str(error))
+    return _validated(grammar)
+
+
+def _judge_calls(source: str) -> tuple[str, str]:
+    lark, functions = json.loads(source)
+    grammars = [{"lark_grammar": lark}]
+    for i, (name, schema) in enumerate(functions):
+        _say("", f"{name}: {TOO_COMPLEX}")
+        grammar, reason = _judge("json_schema", schema)
+        if reason:
+            return "", f"{name}: {reason}"
+        grammars += [{**part, "name": f"arguments_{i}"} for part in json.loads(grammar)["grammars"]]
+    _say("", TOO_COMPLEX)
+    return _validated(json.dumps({"grammars": grammars}))
+
+
+def _from_schema(source: str) -> str:
     schema = json.loads(source)
     schema.pop("x-guidance", None)  # would let a schema say that parts of it need not hold
     return LLMatcher.grammar_from_json_schema(schema, overrides={"lenient": False, "whitespace_pattern": WHITESPACE})
 
 
-def _judge(kind: Kind, source: str) -> tuple[str, str]:
-    try:
-        grammar = _converted(kind, source)
-    except (ValueError, RecursionError) as error:
-        return "", shortened(str(error))
+def _validated(grammar: str) -> tuple[str, str]:
     is_bad, messages = LLMatcher.validate_grammar_with_warnings(grammar, None, limits=LIMITS)
     return ("", shortened(messages[0])) if is_bad else (grammar, "")
 
@@ -77,9 +90,14 @@ def shortened(reason: str) -> str:
     return " ".join(reason.split())[:MAX_REASON_CHARS]
 
 
+def _say(grammar: str, reason: str) -> None:
+    print(json.dumps([grammar, reason]), flush=True)
+
+
 def _answer() -> None:
     kind, source = json.load(sys.stdin)
-    json.dump(_judge(kind, source), sys.stdout)
+    _say("", TOO_COMPLEX)
+    _say(*_judge(kind, source))
 
 
 if __name__ == "__main__":
