@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from app.api.protocol import Body, Messages, Tools
 from app.errors import InvalidRequest
@@ -36,8 +36,8 @@ class DetokenizeBody(Body):
 
 class TemplateBody(Body):
     messages: Messages
-    tools: Tools = []
-    chat_template_kwargs: dict[str, Any] = {}
+    tools: Tools = Field([])
+    chat_template_kwargs: dict[str, Any] = Field({})
 
     @property
     def template(self) -> dict[str, Any]:
