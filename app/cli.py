@@ -85,6 +85,8 @@ def _print_settings(settings: Settings) -> None:
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for variable, value, source in rows:
         print(f"{variable:{widths[0]}}  {value:{widths[1]}}  {source}")
+    for name in settings.unused:
+        print(f"{name} has no counterpart here and does nothing", file=sys.stderr)
     print(f"fingerprint {settings.fingerprint}")
 
 
@@ -92,6 +94,8 @@ def _serve(settings: Settings) -> int:
     from app.runtime import Runtime  # here, so that --check and --help do not wait for it
 
     logs.configure(settings)
+    for name in settings.unused:
+        logging.getLogger("mlxcel").warning("%s is set and has no counterpart here: it does nothing", name)
 
     def announce() -> None:
         logging.getLogger("mlxcel").info("ready on %s; try:", _root_url(settings))

@@ -8,7 +8,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 
 from app.errands import News, Refused
 from app.errors import BackendError, MemoryShortage, MlxcelError, Unavailable, kind_and_place
@@ -22,6 +22,11 @@ from app.worker import Worker
 
 log = logging.getLogger("mlxcel.completion")
 
+# How many news of a completion may wait to be read, before its requests are cancelled.
+MAX_UNREAD = 4096
+# Queue time and TTFT, gaps between tokens, end-to-end latency; all in seconds, None: never got there.
+ObserveRequest = Callable[[float | None, float | None, Sequence[float], float | None], None]
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
@@ -31,13 +36,15 @@ class TokenLogprob:
     logprob: float
     data: bytes
     top: tuple[TokenLogprob, ...] = ()
+    id: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What is new in one choice. Its last delta has a ``finish_reason``: "stop", "length" or "tool_calls".
 
-    ``logprobs`` are those of text, of reasoning and of calls alike.
+    ``logprobs`` are those of text, of reasoning and of calls alike. ``stop_string`` is the one that ended the answer,
+    if one did.
     """
 
     index: int
@@ -46,6 +53,7 @@ class Delta:
     finish_reason: str | None = None
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
+    stop_string: str | None = None
 
 
 @dataclass(slots=True)
@@ -62,13 +70,6 @@ class Timings:
     queue_s: float = 0.0
     prompt_s: float = 0.0
     predicted_s: float = 0.0
-
-
-# How many news of a completion may wait to be read, before its requests are cancelled.
-MAX_UNREAD = 4096
-
-# Queue time and TTFT, gaps between tokens, end-to-end latency; all in seconds, None: never got there.
-ObserveRequest = Callable[[float | None, float | None, Sequence[float], float | None], None]
 
 
 class Choice:
@@ -89,14 +90,16 @@ class Choice:
         many_calls: bool = True,
         is_first: bool = True,
     ) -> None:
-        """``is_first``: of the answers to its prompt, which is counted once."""
+        """``is_first``: of the answers to its prompt, which is counted once. ``tokens`` has the end token too."""
         self.index = index
         self.is_first = is_first
+        self.request = request
         self.request_id = request.id
         self.arrived_s = request.arrival_s
         self.admitted_s: float | None = None
         self.token_times_s: list[float] = []
-        self.num_output = 0
+        self.num_cached = 0
+        self.tokens: list[int] = []
         self.is_open = True
         self._end_tokens = request.end_tokens
         self._vocabulary = vocabulary
@@ -110,9 +113,9 @@ class Choice:
     def take(self, token: Token) -> Delta:
         """What a token makes certain. With a ``finish_reason`` where it ends the answer: a stop string is complete, or
         the only call."""
-        self.num_output += 1
-        self.token_times_s.append(token.at_s)
         drawn = token.draw.token
+        self.tokens.append(drawn)
+        self.token_times_s.append(token.at_s)
         if drawn in self._end_tokens:
             return Delta(self.index)  # ends the answer and is no part of it
         begins = self._stop.num_fed
@@ -129,6 +132,13 @@ class Choice:
             said.append(self._reader.control(self._vocabulary.name(drawn)))
         delta = self._delta(said)
         return self._finished(delta, FinishReason.STOP) if delta.calls and not self._many_calls else delta
+
+    @property
+    def timings(self) -> Timings:
+        if self.admitted_s is None:
+            return Timings()
+        times, queue_s = self.token_times_s, self.admitted_s - self.arrived_s
+        return Timings(queue_s, times[0] - self.admitted_s, times[-1] - times[0]) if times else Timings(queue_s)
 
     def end(self, reason: FinishReason) -> Delta:
         """The last delta. Text held back comes out unless a stop string ended the answer."""
@@ -150,7 +160,8 @@ class Choice:
 
     def _finished(self, delta: Delta, reason: FinishReason) -> Delta:
         called = self._has_called and reason is FinishReason.STOP
-        return replace(delta, finish_reason="tool_calls" if called else reason.value)
+        finish_reason = "tool_calls" if called else reason.value
+        return replace(delta, finish_reason=finish_reason, stop_string=self._stop.matched)
 
     def _shown(self) -> tuple[TokenLogprob, ...]:
         """Entries of the tokens whose text has begun to be shown."""
@@ -165,7 +176,7 @@ class Choice:
 
     def _entry(self, token: int, logprob: float) -> TokenLogprob:
         data = self._vocabulary.data(token)
-        return TokenLogprob(data.decode("utf-8", "replace"), logprob, data)
+        return TokenLogprob(data.decode("utf-8", "replace"), logprob, data, id=token)
 
 
 class Completion:
@@ -175,6 +186,7 @@ class Completion:
         self.usage = Usage(prompt_tokens=num_prompt)
         self.timings = Timings()
         self.finish_reason: str | None = None  # of the last choice, once all of them have an answer
+        self.choices = tuple(choices)
         self._worker = worker
         self._choices = {choice.request_id: choice for choice in choices}
         self._observe = observe
@@ -220,13 +232,13 @@ class Completion:
                 if failure := _failure(news):
                     raise failure
                 if isinstance(news, Admitted):
-                    choice.admitted_s = news.at_s
+                    choice.admitted_s, choice.num_cached = news.at_s, news.num_cached
                     self.usage.cached_tokens += news.num_cached if choice.is_first else 0
                 elif isinstance(news, Token):
                     with _making_text(choice):
                         delta = choice.take(news)
                     if delta.finish_reason is not None:
-                        self._worker.finish(choice.request_id, choice.num_output)
+                        self._worker.finish(choice.request_id, len(choice.tokens))
                         self._close(choice)
                         reason = delta.finish_reason
                         yield delta
@@ -251,13 +263,9 @@ class Completion:
 
     def _close(self, choice: Choice) -> None:
         choice.is_open = False
-        self.usage.completion_tokens += choice.num_output
-        times, timings = choice.token_times_s, self.timings
-        if choice.admitted_s is not None:
-            timings.queue_s = max(timings.queue_s, choice.admitted_s - choice.arrived_s)
-        if times and choice.admitted_s is not None:
-            timings.prompt_s = max(timings.prompt_s, times[0] - choice.admitted_s)
-            timings.predicted_s = max(timings.predicted_s, times[-1] - times[0])
+        self.usage.completion_tokens += len(choice.tokens)
+        self.timings = Timings(*map(max, astuple(self.timings), astuple(choice.timings)))
+        times = choice.token_times_s
         self._observe(
             None if choice.admitted_s is None else choice.admitted_s - choice.arrived_s,
             times[0] - choice.arrived_s if times else None,

@@ -37,7 +37,7 @@ class Unauthorized(MlxcelError):
 
 
 class FeatureOff(MlxcelError):
-    """The route or feature exists but is turned off on this server."""
+    """The route or feature is turned off on this server, or does not exist on it."""
 
 
 class Overloaded(MlxcelError):

@@ -100,6 +100,20 @@ LABELLED: tuple[tuple[str, str, str, Callable[[Snapshot], Values]], ...] = (
 )
 
 
+# What llama-server counts under names of its own, where it means the same here; its averages, and what it counts by
+# calls of its library, are left out.
+LLAMA_GAUGES: tuple[tuple[str, str, Callable[[Snapshot], float]], ...] = (
+    ("requests_processing", "Requests that hold a slot.", lambda s: s.num_active),
+    ("requests_deferred", "Requests waiting for a slot.", lambda s: s.num_queued),
+)
+LLAMA_COUNTERS: tuple[tuple[str, str, Callable[[Snapshot], float]], ...] = (
+    ("prompt_tokens", "Prompt tokens computed.", lambda s: s.counters.prefill_tokens),
+    ("tokens_predicted", "Tokens drawn.", lambda s: s.counters.completion_tokens),
+    ("spec_decode_num_draft_tokens", "Tokens of drafts.", lambda s: s.counters.spec_proposed_tokens),
+    ("spec_decode_num_accepted_tokens", "Tokens of drafts that were right.", lambda s: s.counters.spec_accepted_tokens),
+)
+
+
 class SnapshotCollector(Collector):
     """Turns one snapshot into families, so that a scrape is consistent and counting costs the tick nothing."""
 
@@ -118,6 +132,10 @@ class SnapshotCollector(Collector):
             for value, number in sorted(split(snapshot).items()):
                 family.add_metric([value], number)
             yield family
+        for name, text, count in LLAMA_GAUGES:
+            yield GaugeMetricFamily(f"llamacpp:{name}", text, value=count(snapshot))
+        for name, text, count in LLAMA_COUNTERS:
+            yield CounterMetricFamily(f"llamacpp:{name}", text, value=count(snapshot))
         yield GaugeMetricFamily("mlxcel_tick_age_seconds", "Age of the running tick.", value=self.service.tick_age_s())
         text = "Always 1; the labels tell the version and the fingerprint of the settings."
         build = GaugeMetricFamily("mlxcel_build_info", text, labels=["version", "fingerprint"])
@@ -138,10 +156,15 @@ class Metrics:
         self._ttft = self._histogram("request_ttft", "Arrival to first token.", WAIT_BUCKETS_S)
         self._itl = self._histogram("request_itl", "Token to next token.", STEP_BUCKETS_S)
         self._e2e = self._histogram("request_e2e", "Arrival to last token.", WAIT_BUCKETS_S)
+        self._prompt = self._seconds("prompt", "Slot to first token.")
+        self._predicted = self._seconds("tokens_predicted", "First token to last.")
         self._tick = self._histogram("tick", "One tick, by the rows in it.", STEP_BUCKETS_S, ["kind"])
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
         return Histogram(f"mlxcel_{name}_seconds", text, labels, buckets=buckets, registry=self.registry)
+
+    def _seconds(self, name: str, text: str) -> Counter:
+        return Counter(f"llamacpp:{name}_seconds", f"Seconds of all requests: {text}", registry=self.registry)
 
     def count_response(self, status: int) -> None:
         """Count one HTTP response by the class of its status."""
@@ -159,6 +182,9 @@ class Metrics:
             self._itl.observe(gap_s)
         if e2e_s is not None:
             self._e2e.observe(e2e_s)
+        if queue_s is not None and ttft_s is not None and e2e_s is not None:
+            self._prompt.inc(max(0.0, ttft_s - queue_s))
+            self._predicted.inc(max(0.0, e2e_s - ttft_s))
 
     def observe_tick(self, kind: Literal["decode", "prefill", "mixed"], seconds: float) -> None:
         self._tick.labels(kind).observe(seconds)

@@ -29,6 +29,7 @@ from app.text.chat import ChatText
 from app.text.detokenizer import Vocabulary
 from app.text.dialect import dialect_of
 from app.text.grammar import Grammars
+from app.text.infill import infill_of
 from app.worker import Worker
 
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ class Runtime:
             default_sampling=_default_sampling(loaded.generation_config),
             chat_template=str(loaded.tokenizer.chat_template or ""),
             speculative=_speculates(self._settings),
+            infill=infill_of(loaded.tokenizer),
             props={
                 "build_info": f"mlxcel-{VERSION}-{self._settings.fingerprint}",
                 "model_family": loaded.config.get("model_type"),

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, NoReturn, Protocol
 
 from granian.constants import HTTPModes, Interfaces, SSLProtocols
+from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server
 
@@ -33,6 +34,8 @@ log = logging.getLogger("mlxcel.serve")
 EXIT_OK = 0
 EXIT_ENGINE = 70
 BACKLOG = 1024
+# Of a request line with its headers; above: 431. It is looked at between two reads, so up to twice as much may pass.
+MAX_HEAD_BYTES = 1 << 15
 # After SIGINT these follow one another: the sum, with its two flushes, stays under two seconds.
 STOP_S = 1.2
 FLUSH_S = 0.2
@@ -189,6 +192,7 @@ def _build_server(app: App, address: str, settings: Settings) -> Server:
         port=settings.port,
         interface=Interfaces.ASGINL,
         http=HTTPModes.http1,
+        http1_settings=HTTP1Settings(max_buffer_size=MAX_HEAD_BYTES),
         websockets=False,
         backlog=BACKLOG,
         ssl_cert=settings.ssl_cert_file,

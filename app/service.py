@@ -17,6 +17,7 @@ from app.text.chat import ChatText
 from app.text.detokenizer import Vocabulary
 from app.text.dialect import PLAIN, Dialect
 from app.text.grammar import Grammar, Grammars
+from app.text.infill import Infill
 from app.worker import Worker
 
 # As many of a prompt's last tokens as a mark of reasoning may take, with white space after it.
@@ -77,6 +78,7 @@ class ModelCard:
     default_sampling: SamplingParams = field(default_factory=SamplingParams)
     chat_template: str = ""
     speculative: bool = False
+    infill: Infill | None = None
     props: dict[str, Any] = field(default_factory=dict)
 
 
@@ -122,15 +124,17 @@ class Service:
             shape = Shape("calls", form.grammar(ask.forced, ask.many_calls, vocabulary.added), "tools")
         return self._begin([prompt], ask, await self._grammar(shape), "messages", dialect)
 
-    async def complete(self, prompts: Sequence[str | Sequence[int]], ask: Ask) -> Completion:
-        """Choice ``index`` is prompt * n + i, as OpenAI numbers them. Raises as ``chat``."""
-        card, text, _, _ = self._loaded()
+    async def complete(self, prompts: Sequence[str | Sequence[int | str]], ask: Ask) -> Completion:
+        """A prompt is text, token ids, or a mixture. Choice ``index`` is prompt * n + i, as OpenAI numbers them. Raises
+        as ``chat``."""
         self._worker.check_room(len(prompts) * ask.n)
-        encoded = [
-            await asyncio.to_thread(text.encode, prompt, window=card.n_ctx) if isinstance(prompt, str) else list(prompt)
-            for prompt in prompts
-        ]
+        encoded = [await self._encoded([prompt] if isinstance(prompt, str) else prompt) for prompt in prompts]
         return self._begin(encoded, ask, await self._grammar(ask.shape), "prompt")
+
+    async def _encoded(self, parts: Sequence[int | str]) -> list[int]:
+        card, text, _, _ = self._loaded()
+        ids = [part for part in parts if isinstance(part, int)]
+        return ids if len(ids) == len(parts) else await asyncio.to_thread(text.encode_parts, parts, card.n_ctx)
 
     async def _grammar(self, shape: Shape | None) -> Grammar | None:
         """Raises InvalidRequest for a shape that cannot be kept to."""

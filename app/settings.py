@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AliasChoices, BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from app import variables
 from app.errors import StartError
 from app.setting_types import (
     WORD,
@@ -21,18 +22,17 @@ from app.setting_types import (
     FilePath,
     Names,
     Seconds,
-    nearest,
     parse_budget,
     refused_until_built,
     show,
 )
+from app.variables import PREFIX, Given
 
-PREFIX = "MLXCEL_"
 MIN_CTX_PER_SLOT = 512
 
-# Other spellings that reach a field, in the environment and as flags.
+# Other spellings that reach a field, in the environment and as flags. Those of llama-server are in app.variables.
 ALIASES = {
-    "prefill_chunk": ("MLXCEL_PREFILL_CHUNK_SIZE", "LLAMA_ARG_BATCH"),
+    "prefill_chunk": ("MLXCEL_PREFILL_CHUNK_SIZE",),
     "n_parallel": ("MLXCEL_PARALLEL",),
 }
 
@@ -77,6 +77,7 @@ class Settings(BaseSettings):
         None, ge=1, description="generating requests a minute, per key (without keys: in all); beyond: 429"
     )
     rate_limit_tokens: int | None = Field(None, ge=1, description="prompt and output tokens a minute, likewise")
+    rate_limit_concurrent: int | None = Field(None, ge=1, description="generating requests under way, likewise")
     strict_fields: bool = Field(False, description="refuse request fields that no API knows, instead of naming them")
 
     no_batch: bool = Field(False, description="one slot with the whole context")
@@ -168,6 +169,7 @@ class Settings(BaseSettings):
     )
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+    _unused: list[str] = PrivateAttr(default_factory=list)
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Settings:
@@ -194,6 +196,11 @@ class Settings(BaseSettings):
                 f"{MIN_CTX_PER_SLOT} a slot, {MIN_CTX_PER_SLOT * self.batch_rows} in all"
             )
         return self
+
+    @property
+    def unused(self) -> list[str]:
+        """Variables of llama-server that are set and have no counterpart here."""
+        return self._unused
 
     @property
     def batch_rows(self) -> int:
@@ -236,44 +243,27 @@ def flags_of(field: str) -> list[str]:
 
 
 def load(flags: Mapping[str, str] | None = None) -> Settings:
-    """Read the environment and flags by field name, which win. Empty variables are unset.
+    """Read the environment and flags by field name, which win. Empty variables are unset. A variable of llama-server
+    counts where this server's own is unset.
 
     Raises:
         StartError: an unknown name, a value that is not allowed, or a contradiction, in one line.
     """
-    flags = flags or {}
-    given = _given()
-    given |= {field: ("--" + field.replace("_", "-"), value, "flag") for field, value in flags.items()}
+    fields = {name: field for field in Settings.model_fields for name in (variable(field), *ALIASES.get(field, ()))}
+    given = variables.read(os.environ, fields, {field for field in Settings.model_fields if is_secret(field)})
+    for field, value in (flags or {}).items():
+        given[field] = Given("--" + field.replace("_", "-"), value, "flag")
+    texts = {field: one.value for field, one in given.items() if one.source != variables.ENVIRONMENT}
     try:
-        settings = Settings(**dict(flags))  # type: ignore[arg-type]  # strings, which it validates
+        settings = Settings(**texts)  # type: ignore[arg-type]  # strings, which it validates
     except ValidationError as error:
         raise StartError(_one_line(error, given)) from None
-    settings._sources.update({field: source for field, (_, _, source) in given.items()})
+    settings._sources.update({field: one.source for field, one in given.items()})
+    settings._unused.extend(variables.without_counterpart(os.environ))
     return settings
 
 
-def _given() -> dict[str, tuple[str, str, str]]:
-    """Field -> (name as given, value, source) of every variable; refuses unknown and doubly given names."""
-    fields = {name: field for field in Settings.model_fields for name in (variable(field), *ALIASES.get(field, ()))}
-    given: dict[str, tuple[str, str, str]] = {}
-    for name, value in sorted(os.environ.items()):
-        field = fields.get(name)
-        if field is None and name.upper().startswith(PREFIX):
-            raise StartError(
-                f"{name} is not a known variable{nearest(name.upper(), fields)}; docs/configuration.md lists them all"
-            )
-        if field is not None and is_secret(field) and not value.strip(" ,"):
-            # A secret that came out empty must not open the server to everybody.
-            raise StartError(f"{name} is set and holds no key: give at least one, or unset it")
-        if field is None or value == "":
-            continue
-        if field in given and given[field][1] != value:
-            raise StartError(f"{given[field][0]}={given[field][1]!r} and {name}={value!r} set the same thing: keep one")
-        given[field] = (name, value, "environment")
-    return given
-
-
-def _one_line(error: ValidationError, given: Mapping[str, tuple[str, str, str]]) -> str:
+def _one_line(error: ValidationError, given: Mapping[str, Given]) -> str:
     first = error.errors(include_url=False)[0]
     message = first["msg"].removeprefix("Value error, ").replace("\n", " ")
     if not first["loc"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from app.settings import ALIASES, Settings, shown, variable
+from app.variables import LLAMA_NAMES
 
 
 def render_docs() -> str:
@@ -20,12 +21,16 @@ def render_docs() -> str:
         "A name that is not listed here, a value that is not allowed, or two settings at odds with each other stop the",
         "start with one line. `mlxcel serve --check` prints what every setting resolved to, and where from.",
         "",
+        "`LLAMA_ARG_...` and `LLAMA_API_KEY` are llama-server's names. They take the values that they take there, and",
+        "count where the `MLXCEL_` name is unset. One that is not listed is named in a warning at the start.",
+        "",
         "| variable | default | meaning |",
         "|---|---|---|",
     ]
     for name, field in Settings.model_fields.items():
         default = "unset" if field.default_factory or name == "cache_dir" else shown(name, field.default)
-        also = "".join(f"; also `{alias}`" for alias in ALIASES.get(name, ()))
+        llama = [alias for alias, (field_name, _) in LLAMA_NAMES.items() if field_name == name]
+        also = "".join(f"; also `{alias}`" for alias in (*ALIASES.get(name, ()), *llama))
         lines.append(f"| `{variable(name)}` | {default} | {field.description}{also} |")
     return "\n".join(lines) + "\n"
 

@@ -42,6 +42,7 @@ class ScriptedCompletion:
     def __init__(self, *script: Delta | Exception | float | None, refused: Exception | None = None) -> None:
         self.script = list(script)
         self.refused = refused
+        self.choices = ()
         self.usage = Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=3)
         self.timings = Timings(queue_s=0.1, prompt_s=0.5, predicted_s=1.5)
         self.finish_reason: str | None = None
@@ -134,6 +135,7 @@ class Options:
     api_key_file: Path | None = None
     rate_limit_requests: int | None = None
     rate_limit_tokens: int | None = None
+    rate_limit_concurrent: int | None = None
     allowed_origins: tuple[str, ...] = ()
     max_body_bytes: int = 10_000
     strict_fields: bool = False

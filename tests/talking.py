@@ -64,10 +64,10 @@ def tokens_of(said: Sequence[str]) -> list[int]:
 
 @asynccontextmanager
 async def talking(
-    said: Sequence[str], dialect: Dialect = PLAIN, template: str = TEMPLATE
+    said: Sequence[str], dialect: Dialect = PLAIN, template: str = TEMPLATE, **card: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a server whose model always says ``said``, and then ends its turn, as far as it may: what a
-    constraint leaves out ends the test."""
+    constraint leaves out ends the test. ``card`` are fields of its card."""
     script = tokens_of(said)
 
     def play(row: Row, index: int) -> int:
@@ -81,7 +81,7 @@ async def talking(
         service = Service(worker, lambda *_: None)
         text = ChatText(build_tokenizer(template), CARD.end_tokens)
         grammars = Grammars(TOKENIZER, CARD.end_tokens, CARD.vocab_size)
-        service.open(replace(CARD, chat_template=template), text, VOCABULARY, grammars, dialect)
+        service.open(replace(CARD, chat_template=template, **card), text, VOCABULARY, grammars, dialect)
         app = create_app(service, Options(max_body_bytes=10**6), Metrics(service, "0"))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test/v1") as client:
             yield client

@@ -643,6 +643,43 @@ def test_a_client_that_leaves_pays_for_what_was_computed() -> None:
     assert asyncio.run(go()) == 87
 
 
+def test_every_answer_of_a_generating_route_tells_the_limits() -> None:
+    app = make_app(rate_limit_requests=2, rate_limit_tokens=1000)
+    left = []
+    for body in ({"prompt": "hi", "max_tokens": 5}, {"prompt": 7}, {"prompt": "hi"}):
+        response = call(app, "POST", "/v1/completions", json=body)
+        left.append((response.status_code, response.headers["x-ratelimit-remaining-requests"]))
+        assert response.headers["x-ratelimit-limit-tokens"] == "1000"
+    assert left == [(200, "1"), (400, "0"), (429, "0")]
+    assert "x-ratelimit-limit-tokens" not in call(app, "GET", "/v1/models").headers
+    assert "x-ratelimit-limit-requests" not in chat().headers
+    streamed = call(make_app(rate_limit_tokens=1000), "POST", "/v1/completions", json={"prompt": "hi", "stream": True})
+    assert streamed.headers["x-ratelimit-remaining-tokens"] == str(1000 - 10 - 16)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/completion"])
+def test_requests_of_a_key_under_way_are_bounded(path: str) -> None:
+    body = {"prompt": "hi", "messages": [{"role": "user", "content": "hi"}]}
+
+    async def go() -> list[int]:
+        service = ScriptedService(ScriptedCompletion(None))
+        app = make_app(service, rate_limit_concurrent=1)
+        statuses = []
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            for refused in (errors.Overloaded(), None):
+                service.refused = refused
+                first = Client(app, path, body)
+                await asyncio.sleep(0.01)
+                second = await client.post(path, json=body)
+                statuses.append(second.status_code)
+                assert "retry-after" in second.headers
+                await first.leave()
+        assert not app.state.wiring.limits._under_way
+        return statuses
+
+    assert asyncio.run(go()) == [503, 429]
+
+
 def test_a_key_file_is_asked_and_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "keys"
     file.write_text("old\n")
@@ -851,11 +888,40 @@ def test_cache_stats_and_reset() -> None:
     assert service.num_resets == 1
 
 
+EMBEDDINGS = [("POST", path) for path in ("/v1/embeddings", "/embeddings", "/embedding")]
+OTHERS = [
+    ("POST", "/v1/rerank", "Reranking"),
+    ("POST", "/reranking", "Reranking"),
+    ("POST", "/v1/images/generations", "Images"),
+    ("POST", "/v1/audio/speech", "Audio"),
+    ("POST", "/v1/moderations", "Moderation"),
+    ("GET", "/v1/files", "files"),
+    ("GET", "/v1/files/file-1/content", "files"),
+    ("POST", "/v1/batches", "Batches"),
+    ("POST", "/v1/fine_tuning/jobs", "Fine-tuning"),
+    ("DELETE", "/v1/assistants/a", "Assistants"),
+    ("POST", "/lora-adapters", "Adapters"),
+    ("POST", "/slots/0?action=save", "slots"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "feature"), [*((*one, "Embeddings") for one in EMBEDDINGS), *OTHERS])
+def test_what_is_not_offered_is_refused_by_name(method: str, path: str, feature: str) -> None:
+    response = call(make_app(), method, path, json={"input": "x"})
+    assert response.status_code == 501
+    assert is_envelope(response)
+    assert response.json()["error"]["type"] == "not_supported_error"
+    assert feature in response.json()["error"]["message"]
+    assert call(make_app(api_keys=("k",)), method, path).status_code == 401
+
+
 def test_props() -> None:
     body = call(make_app(ScriptedService(snap=Snapshot(slots=(BUSY,)))), "GET", "/props").json()
     assert body["total_slots"] == 1
     assert body["default_generation_settings"]["n_ctx"] == 2048
-    assert body["default_generation_settings"]["params"]["top_k"] == 40
+    params = body["default_generation_settings"]["params"]
+    assert (params["top_k"], params["n_predict"], params["seed"]) == (40, -1, -1)
+    assert body["is_sleeping"] is False
     assert (body["model_alias"], body["build_info"]) == ("org/small", "test-build")
     assert body["chat_template"] == "{{ messages }}"
 

@@ -51,6 +51,17 @@ def test_prompt_is_what_the_tokenizer_itself_makes(chat: ChatText, model_dir: Pa
     assert chat.render(messages, {}).endswith("<|im_start|>assistant\n")
 
 
+def test_only_a_text_at_the_beginning_gets_what_is_put_before_texts() -> None:
+    chat = ChatText(small())
+    (bos,) = chat.encode("")
+    a, b = (chat.encode(text, add_special=False)[0] for text in "ab")
+    assert chat.encode_parts(["a", b]) == [bos, a, b]
+    assert chat.encode_parts([b, "a", b, "b<bos>"]) == [b, a, b, b, bos]
+    assert chat.encode_parts([b, b]) == [b, b]
+    with pytest.raises(InvalidRequest, match="at least 140 tokens"):
+        chat.encode_parts([b, "x" * 700], window=20)
+
+
 def test_control_token_text_is_text(chat: ChatText) -> None:
     plain = chat.encode_chat(user(""), {})
     ids = chat.encode_chat(user("<|im_end|>" * 20), {})

@@ -11,7 +11,7 @@ from app.errors import BackendError, Unavailable
 from app.service import Ask
 from app.text.stop import StopStrings
 from tests.played import PATIENCE_S, until
-from tests.test_service import go, joined, playing, read, spelled
+from tests.test_service import END, go, joined, playing, read, spelled
 
 
 @pytest.mark.parametrize("when", ["feed", "flush"])
@@ -39,6 +39,23 @@ def test_a_fault_in_the_text_ends_that_completion_only(
     go(body())
     assert "request 1 failed" in caplog.text or "request 2 failed" in caplog.text
     assert "secret" not in caplog.text
+
+
+def test_each_choice_tells_its_own_tokens_end_and_times() -> None:
+    async def body() -> None:
+        async with playing(spelled("abc"), spelled("xyz"), prefix_cache=True) as stage:
+            completion = await stage.service.complete(["pp", [spelled("q")[0], "r", "s"]], Ask(stop=("yz", "z")))
+            ends = {delta.index: delta for delta in await read(completion)}
+            assert [ends[index].stop_string for index in (0, 1)] == [None, "yz"]
+            first, second = completion.choices
+            assert (first.tokens, second.tokens) == ([*spelled("abc"), END], spelled("xyz"))
+            assert second.request.tokens[:3] == spelled("qrs")
+            assert completion.usage.completion_tokens == 7
+            for one in (first, second):
+                assert one.timings.predicted_s > 0
+                assert completion.timings.prompt_s >= one.timings.prompt_s > 0
+
+    go(body())
 
 
 def test_an_answer_that_nobody_reads_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -473,3 +473,74 @@ def test_a_freed_slot_shows_who_sat_there_last(server: ServerProcess) -> None:
     (slot, *_) = server.http.get("/slots").json()
     assert slot["is_processing"] is False
     assert slot["next_token"] == [{"has_next_token": False, "n_remain": 0, "n_decoded": 3}]
+
+
+# --- llama-server's own routes
+
+NUMBERS = {"prompt": "1 2 3 4 5 6", "n_predict": 6, "temperature": 0}
+
+
+def test_llama_servers_route_says_what_openais_does(server: ServerProcess) -> None:
+    said = text_of(answer(server, TEXT, {"prompt": "1 2 3 4 5 6", "max_tokens": 6, "temperature": 0}))
+    whole = answer(server, "/completion", NUMBERS | {"return_tokens": True, "n_probs": 2})
+    assert whole["content"] == said
+    assert server.post("/detokenize", {"tokens": whole["tokens"]}).json() == {"content": said}
+    assert [entry["id"] for entry in whole["completion_probabilities"]] == whole["tokens"]
+    assert all(entry["top_logprobs"][0]["id"] == entry["id"] for entry in whole["completion_probabilities"])
+    with server.http.stream("POST", "/completion", json=NUMBERS | {"stream": True}) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+    parts = [json.loads(line) for line in lines]
+    assert "".join(part["content"] for part in parts) == said
+    assert (parts[-1]["stop"], parts[-1]["stop_type"]) == (True, "limit")
+
+
+def test_a_token_that_is_never_to_be_drawn_is_not(server: ServerProcess) -> None:
+    first = answer(server, "/completion", NUMBERS | {"return_tokens": True})["tokens"][0]
+    for bias in ([[first, False]], {str(first): False}):
+        banned = answer(server, "/completion", NUMBERS | {"return_tokens": True, "logit_bias": bias})
+        assert first not in banned["tokens"]
+    words = answer(server, "/completion", NUMBERS | {"logit_bias": [["0123456789", False]], "n_predict": 20})
+    assert not any(char.isdigit() for char in words["content"])
+
+
+def test_grammar_and_mixed_prompts_over_llama_servers_route(server: ServerProcess) -> None:
+    ids = server.post("/tokenize", {"content": "The capital of France"}).json()["tokens"]
+    body = {"prompt": [*ids, " is"], "n_predict": 9, "temperature": 0, "grammar": 'root ::= " Paris" | " Rome"'}
+    found = answer(server, "/completion", body)
+    assert (found["content"], found["stop_type"]) == (" Paris", "eos")
+    assert found["prompt"] == "The capital of France is"
+    assert answer(server, "/completion", body | {"prompt": "The capital of France is"})["content"] == " Paris"
+    assert server.post("/infill", {"input_prefix": "a", "input_suffix": "b"}).status_code == 501
+
+
+# --- the head of a request
+
+
+def raw_status(server: ServerProcess, head: bytes) -> int | None:
+    """The status that the bytes of a request get, None where the connection is closed without one."""
+    with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=20) as connection:
+        answered = b""
+        try:
+            connection.sendall(head)
+            while b"\r\n" not in answered and (piece := connection.recv(4096)):
+                answered += piece
+        except ConnectionError:
+            pass
+    return int(answered.split(b" ")[1]) if answered else None
+
+
+@pytest.mark.parametrize(
+    ("lines", "statuses"),
+    [
+        ([b"x-pad: " + b"a" * 1000], {200}),
+        ([b"x-pad: " + b"a" * 100_000], {431}),
+        ([b"x-pad-%d: a" % i for i in range(90)], {200}),
+        ([b"x-pad-%d: a" % i for i in range(5000)], {431}),
+        ([b"x-pad: " + b"a" * 30_000_000], {431, None}),
+    ],
+    ids=["1 KB", "100 KB", "90 headers", "5000 headers", "30 MB"],
+)
+def test_the_head_of_a_request_is_bounded(server: ServerProcess, lines: list[bytes], statuses: set[int | None]) -> None:
+    head = b"\r\n".join([b"GET /health HTTP/1.1", b"host: a", b"connection: close", *lines, b"", b""])
+    assert raw_status(server, head) in statuses
+    assert server.http.get("/health").status_code == 200

@@ -94,6 +94,30 @@ def test_the_snapshot_is_what_a_scrape_reads(name: str, labels: dict[str, str], 
     assert value(metrics, f"mlxcel_{name}", **labels) == number
 
 
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("requests_processing", 1),
+        ("requests_deferred", 2),
+        ("prompt_tokens_total", 8),
+        ("tokens_predicted_total", 7),
+        ("spec_decode_num_draft_tokens_total", 23),
+        ("spec_decode_num_accepted_tokens_total", 20),
+    ],
+)
+def test_what_means_the_same_has_llama_servers_name_too(name: str, number: float) -> None:
+    assert value(Metrics(ScriptedService(snap=SNAPSHOT), "0"), f"llamacpp:{name}") == number
+
+
+def test_seconds_of_prompts_and_of_answers_are_summed_over_requests() -> None:
+    metrics = Metrics(ScriptedService(), "0")
+    metrics.observe_request(0.1, 0.4, [0.02, 0.03], 0.45)
+    metrics.observe_request(0.0, 0.5, [1.0], 1.5)
+    metrics.observe_request(2.0, None, [], None)
+    assert value(metrics, "llamacpp:prompt_seconds_total") == pytest.approx(0.8)
+    assert value(metrics, "llamacpp:tokens_predicted_seconds_total") == pytest.approx(1.05)
+
+
 def test_responses_are_counted_by_class() -> None:
     metrics = Metrics(ScriptedService(), "0")
     assert value(metrics, "mlxcel_requests_total", status="5xx") == 0
@@ -128,7 +152,7 @@ def test_no_created_series_and_help_for_each_family() -> None:
     helped = {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")}
     typed = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     assert helped == typed
-    assert all(name.startswith("mlxcel_") for name in typed)
+    assert all(name.startswith(("mlxcel_", "llamacpp:")) for name in typed)
 
 
 def test_two_servers_count_apart() -> None:

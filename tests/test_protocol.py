@@ -10,13 +10,15 @@ from openai.types.chat import ChatCompletionStreamOptionsParam
 from openai.types.chat import completion_create_params as chat_completion_params
 from openai.types.shared_params import ReasoningEffort
 
-from app.api.fields import INERT, Limits
+from app.api.fields import Limits
+from app.api.llama_protocol import InfillBody, LlamaBody
 from app.api.parse import parse, unknown_fields
-from app.api.protocol import ChatBody, CompletionBody, DetokenizeBody, Generation, StreamOptions, TokenizeBody
+from app.api.protocol import ChatBody, CompletionBody, Generation, StreamOptions
+from app.api.tokenizer_body import DetokenizeBody, TokenizeBody
 from app.errors import InvalidRequest
 from app.request import SamplingParams
 from app.service import Ask
-from ops.api_page import BEGIN, END, PAGE, fate, render_page
+from ops.api_page import BEGIN, END, PAGE, TABLES, fate, render_page
 
 DEFAULT = SamplingParams(temperature=0.6, top_p=0.9)
 LIMITS = Limits(vocab_size=100)
@@ -395,17 +397,23 @@ def test_every_effort_of_the_openai_package_is_taken() -> None:
     assert [chat(reasoning_effort=effort).reasoning_effort for effort in get_args(efforts)] == list(get_args(efforts))
 
 
-def test_the_table_of_fields_is_up_to_date() -> None:
+def test_the_tables_of_fields_are_up_to_date() -> None:
     page = PAGE.read_text()
-    assert page.count(BEGIN) == page.count(END) == 1
     assert page == render_page(page), "run `make docs`"
-    for kind in (ChatBody, CompletionBody):
-        assert [name for name in sorted(kind.known_fields()) if f"\n| `{name}` |" not in page] == []
+    for name, columns in TABLES.items():
+        assert page.count(BEGIN.format(name)) == page.count(END.format(name)) == 1
+        table = page.partition(BEGIN.format(name))[2].partition(END.format(name))[0]
+        for kind in columns.values():
+            assert [field for field in sorted(kind.known_fields()) if f"\n| `{field}` |" not in table] == []
 
 
-@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody, LlamaBody, InfillBody])
 def test_what_the_table_calls_refused_is_refused(kind: type[Generation]) -> None:
-    needed = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}
+    needed = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "prompt": "hi",
+        **({"input_prefix": "a", "input_suffix": "b"} if kind is InfillBody else {}),
+    }
     refused = [name for name in kind.known_fields() if fate(kind, name).startswith("refused")]
     assert refused
     for name in refused:
@@ -414,5 +422,5 @@ def test_what_the_table_calls_refused_is_refused(kind: type[Generation]) -> None
         assert caught.value.param == name
         for value in kind.neutral[name]:
             parse(kind, {**needed, name: value})
-    for name in INERT:
+    for name in kind.inert:
         parse(kind, {**needed, name: {"some": "thing"}})

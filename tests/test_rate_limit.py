@@ -91,6 +91,50 @@ def test_more_than_a_minutes_worth_needs_a_full_bucket_and_leaves_a_debt(clock: 
     assert wait_s(limits, b"a", 5000) == 0.0
 
 
+def test_only_so_many_requests_of_a_key_are_under_way_at_once() -> None:
+    limits = RateLimits(None, None, concurrent=2)
+    first, second = limits.reservation(b"a"), limits.reservation(b"a")
+    with pytest.raises(RateLimited, match="2 requests at once") as refused:
+        limits.reservation(b"a")
+    assert refused.value.retry_after_s > 0
+    limits.reservation(b"b").settle(0)
+    first.settle(0)
+    limits.reservation(b"a").settle(0)
+    second.settle(5)
+    assert not limits._under_way
+
+
+def test_the_headers_tell_what_is_left_and_when_all_of_it_is_back(clock: Clock) -> None:
+    limits = RateLimits(4, 600, clock)
+    limits.take_request(b"a")
+    limits.reservation(b"a").take(450)
+    assert limits.headers(b"a") == {
+        "x-ratelimit-limit-requests": "4",
+        "x-ratelimit-remaining-requests": "3",
+        "x-ratelimit-reset-requests": "15s",
+        "x-ratelimit-limit-tokens": "600",
+        "x-ratelimit-remaining-tokens": "150",
+        "x-ratelimit-reset-tokens": "45s",
+    }
+    assert tuple(limits.headers(b"a")) == rate_limit.LIMIT_HEADERS
+    clock.now_s += 14.8765
+    assert limits.headers(b"a")["x-ratelimit-reset-requests"] == "124ms"
+    assert limits.headers(b"b")["x-ratelimit-reset-tokens"] == "0ms"
+    assert RateLimits(None, 5, clock).headers(b"a").keys() == set(rate_limit.LIMIT_HEADERS[3:])
+    assert RateLimits(None, None).headers(b"a") == {}
+
+
+def test_the_headers_of_a_debt(clock: Clock) -> None:
+    limits = RateLimits(None, 600, clock)
+    limits.reservation(b"a").take(600)
+    large = limits.reservation(b"b")
+    large.take(600)
+    large.settle(1205)
+    headers = limits.headers(b"b")
+    assert headers["x-ratelimit-remaining-tokens"] == "0"
+    assert headers["x-ratelimit-reset-tokens"] == "2m0.5s"
+
+
 def test_buckets_do_not_pile_up(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys come and go with their file; a bucket that has filled up again is forgotten, one in use is not."""
     monkeypatch.setattr(rate_limit, "MAX_BUCKETS", 8)

@@ -15,6 +15,7 @@ from app import cli
 from app import settings as settings_module
 from app.errors import StartError
 from app.settings import Settings, flags_of, variable
+from app.variables import LLAMA_NAMES
 from ops.configuration_page import render_docs
 
 
@@ -43,6 +44,7 @@ def test_defaults() -> None:
     assert settings.cache_dir.name == "mlxcel"
     assert (settings.adapter, settings.ssl_cert_file, settings.ssl_key_file, settings.api_key_file) == (None,) * 4
     assert (settings.queue_timeout, settings.rate_limit_requests, settings.rate_limit_tokens) == (None, None, None)
+    assert settings.rate_limit_concurrent is None
     assert (settings.decode_storage_backend, settings.draft_kind, settings.sdpa_deterministic) == (
         "auto",
         "none",
@@ -95,9 +97,77 @@ def test_an_itl_budget_needs_chunks() -> None:
 
 
 def test_two_names_of_one_setting_must_agree() -> None:
-    both = {"MLXCEL_PREFILL_CHUNK": "64", "LLAMA_ARG_BATCH": "64"}
+    both = {"MLXCEL_PREFILL_CHUNK": "64", "MLXCEL_PREFILL_CHUNK_SIZE": "64"}
     assert load(both).prefill_chunk == 64
-    assert "LLAMA_ARG_BATCH" in refusal(both | {"LLAMA_ARG_BATCH": "128"})
+    assert "MLXCEL_PREFILL_CHUNK_SIZE" in refusal(both | {"MLXCEL_PREFILL_CHUNK_SIZE": "128"})
+
+
+# A variable of llama-server, a value that it takes there, and what that makes of a setting.
+LLAMA: list[tuple[str, str, str, object]] = [
+    ("LLAMA_ARG_MODEL", "/models/a.gguf", "model", "/models/a.gguf"),
+    ("LLAMA_ARG_OFFLINE", "enabled", "offline", True),
+    ("LLAMA_ARG_ALIAS", "a,b", "model_alias", ("a", "b")),
+    ("LLAMA_ARG_HOST", "0.0.0.0", "host", "0.0.0.0"),
+    ("LLAMA_ARG_PORT", "9000", "port", 9000),
+    ("LLAMA_API_KEY", "k1,k2", "api_keys", ("k1", "k2")),
+    ("LLAMA_ARG_API_KEY_FILE", "/keys", "api_key_file", Path("/keys")),
+    ("LLAMA_ARG_CORS_ORIGINS", "https://a,https://b", "allowed_origins", ("https://a", "https://b")),
+    ("LLAMA_ARG_N_PARALLEL", "6", "n_parallel", 6),
+    ("LLAMA_ARG_N_PARALLEL", "-1", "n_parallel", 4),
+    ("LLAMA_ARG_BATCH", "256", "prefill_chunk", 256),
+    ("LLAMA_ARG_CTX_SIZE", "8192", "ctx_size", 8192),
+    ("LLAMA_ARG_CTX_SIZE", "0", "ctx_size", None),
+    ("LLAMA_ARG_CACHE_PROMPT", "disabled", "prompt_cache", False),
+    ("LLAMA_ARG_ENDPOINT_SLOTS", "0", "slots", False),
+    ("LLAMA_ARG_ENDPOINT_METRICS", "off", "metrics", False),
+    ("LLAMA_ARG_THREADS", "3", "blas_threads", 3),
+    ("LLAMA_ARG_THREADS", "-1", "blas_threads", None),
+    ("LLAMA_ARG_LOG_FILE", "/log", "log_file", Path("/log")),
+    ("LLAMA_ARG_LOG_JSONL", "enabled", "log_format", "json"),
+    ("LLAMA_ARG_LOG_JSONL", "0", "log_format", "text"),
+    ("LLAMA_ARG_LOG_VERBOSITY", "1", "log_level", "error"),
+    ("LLAMA_ARG_LOG_VERBOSITY", "5", "log_level", "debug"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "field", "meant"), LLAMA)
+def test_a_variable_of_llama_server_sets_the_same_here(name: str, value: str, field: str, meant: object) -> None:
+    assert getattr(load({name: value}), field) == meant
+
+
+def test_certificate_and_key_come_by_llama_servers_names_too() -> None:
+    settings = load({"LLAMA_ARG_SSL_CERT_FILE": "/c", "LLAMA_ARG_SSL_KEY_FILE": "/k"})
+    assert (settings.ssl_cert_file, settings.ssl_key_file) == (Path("/c"), Path("/k"))
+
+
+def test_every_variable_of_llama_server_that_is_taken_is_tried_here() -> None:
+    tried = {name for name, _, _, _ in LLAMA} | {"LLAMA_ARG_SSL_CERT_FILE", "LLAMA_ARG_SSL_KEY_FILE"}
+    assert tried == set(LLAMA_NAMES)
+    assert {name.field for name in LLAMA_NAMES.values()} <= set(Settings.model_fields)
+
+
+def test_our_own_names_and_flags_win_and_the_source_has_the_name() -> None:
+    environ = {"LLAMA_ARG_PORT": "9000", "LLAMA_ARG_HOST": "::", "LLAMA_ARG_BATCH": "64", "LLAMA_ARG_CTX_SIZE": "0"}
+    settings = load(environ | {"MLXCEL_PORT": "9001"}, {"prefill_chunk": "128"})
+    assert (settings.port, settings.host, settings.prefill_chunk) == (9001, "::", 128)
+    sources = {name: source for name, _, source in settings.describe()}
+    assert sources["MLXCEL_PORT"] == "environment"
+    assert sources["MLXCEL_HOST"] == "environment LLAMA_ARG_HOST"
+    assert (sources["MLXCEL_PREFILL_CHUNK"], sources["MLXCEL_CTX_SIZE"]) == ("flag", "default")
+    assert load(environ | {"MLXCEL_PORT": ""}).port == 9000
+
+
+def test_what_llama_server_has_beyond_this_is_named_and_no_more() -> None:
+    settings = load({"LLAMA_ARG_PORT": "9000", "LLAMA_ARG_UBATCH": "512", "LLAMA_ARG_FLASH_ATTN": "on"})
+    assert settings.unused == ["LLAMA_ARG_FLASH_ATTN", "LLAMA_ARG_UBATCH"]
+    assert load({}).unused == []
+
+
+def test_a_bad_value_in_a_variable_of_llama_server_is_told_by_that_name() -> None:
+    assert "LLAMA_ARG_PORT='http'" in refusal({"LLAMA_ARG_PORT": "http"})
+    assert "LLAMA_API_KEY is set and holds no key" in refusal({"LLAMA_API_KEY": " "})
+    assert "hunter2" not in refusal({"LLAMA_API_KEY": "hunter2", "LLAMA_ARG_PORT": "x"})
+    assert ("MLXCEL_API_KEYS", "***", "environment LLAMA_API_KEY") in load({"LLAMA_API_KEY": "hunter2"}).describe()
 
 
 @pytest.mark.parametrize(
@@ -154,6 +224,7 @@ def test_ctx_size_is_a_total(environ: dict[str, str], window: int) -> None:
         ({"MLXCEL_PROMPT_LOOKUP_MAX_BATCH": "0"}, ["MLXCEL_PROMPT_LOOKUP_MAX_BATCH='0'", "greater than or equal to 1"]),
         ({"MLXCEL_SDPA_DETERMINISTIC": "perhaps"}, ["MLXCEL_SDPA_DETERMINISTIC='perhaps'", "valid boolean"]),
         ({"MLXCEL_QUEUE_TIMEOUT": "0"}, ["MLXCEL_QUEUE_TIMEOUT='0'", "greater than 0"]),
+        ({"MLXCEL_RATE_LIMIT_CONCURRENT": "0"}, ["MLXCEL_RATE_LIMIT_CONCURRENT='0'", "greater than or equal to 1"]),
         ({"MLXCEL_RATE_LIMIT_TOKENS": "0"}, ["MLXCEL_RATE_LIMIT_TOKENS='0'", "greater than or equal to 1"]),
         ({"MLXCEL_LOG_FORMAT": "xml"}, ["MLXCEL_LOG_FORMAT='xml'", "'text' or 'json'"]),
         ({"MLXCEL_LOG_MAX_BYTES": "64X"}, ["MLXCEL_LOG_MAX_BYTES='64X'", "K, M or G"]),
@@ -205,17 +276,23 @@ def test_configuration_page_is_up_to_date() -> None:
 
 def test_check_prints_and_leaves(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLXCEL_API_KEYS", "hunter2")
+    monkeypatch.setenv("LLAMA_ARG_HOST", "0.0.0.0")
+    monkeypatch.setenv("LLAMA_ARG_UBATCH", "512")
     assert (
         cli.main(["serve", "--check", "--max-batch-size", "8", "--enable-preemption", "--prefill-chunk-size", "0"]) == 0
     )
-    out = capsys.readouterr().out
+    out, told = capsys.readouterr()
     lines = [line.split() for line in out.splitlines()]
+    assert ["MLXCEL_HOST", "0.0.0.0", "environment", "LLAMA_ARG_HOST"] in lines
+    assert told == "LLAMA_ARG_UBATCH has no counterpart here and does nothing\n"
     assert ["MLXCEL_MAX_BATCH_SIZE", "8", "flag"] in lines
     assert ["MLXCEL_ENABLE_PREEMPTION", "true", "flag"] in lines
     assert ["MLXCEL_PREFILL_CHUNK", "0", "flag"] in lines
     assert lines[-1] == [
         "fingerprint",
-        load({}, {"max_batch_size": "8", "enable_preemption": "1", "prefill_chunk": "0"}).fingerprint,
+        load(
+            {}, {"host": "0.0.0.0", "max_batch_size": "8", "enable_preemption": "1", "prefill_chunk": "0"}
+        ).fingerprint,
     ]
     assert "hunter2" not in out
 

@@ -212,12 +212,12 @@ def _finite(logprob: float) -> float:
     return max(logprob, LOGPROB_FLOOR)
 
 
-def _token(entry: TokenLogprob) -> dict[str, Any]:
+def token_json(entry: TokenLogprob) -> dict[str, Any]:
     return {"token": entry.text, "logprob": _finite(entry.logprob), "bytes": list(entry.data)}
 
 
 def _chat_entry(entry: TokenLogprob) -> dict[str, Any]:
-    return {**_token(entry), "top_logprobs": [_token(other) for other in entry.top]}
+    return {**token_json(entry), "top_logprobs": [token_json(other) for other in entry.top]}
 
 
 def _alternatives(entry: TokenLogprob) -> dict[str, float]:

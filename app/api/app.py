@@ -8,13 +8,14 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from app.api import endpoints
+from app.api import endpoints, llama
 from app.api.completions import IGNORED_HEADER, chat_completions, completions
 from app.api.errors import respond
 from app.api.keys import Keys
 from app.api.middleware import Access, ApiKeys
-from app.api.rate_limit import RateLimits
+from app.api.rate_limit import LIMIT_HEADERS, RateLimits
 from app.api.seam import Counting, HttpSettings, Serving, Wiring
+from app.api.unsupported import unsupported_routes
 from app.errors import MlxcelError
 
 
@@ -31,7 +32,9 @@ def create_app(service: Serving, settings: HttpSettings, metrics: Counting) -> S
     )
     # A redirect would be built from the client's Host header; a wrong slash is a 404 like any other wrong path.
     app.router.redirect_slashes = False
-    limits = RateLimits(settings.rate_limit_requests, settings.rate_limit_tokens)
+    limits = RateLimits(
+        settings.rate_limit_requests, settings.rate_limit_tokens, concurrent=settings.rate_limit_concurrent
+    )
     app.state.wiring = Wiring(service, settings, metrics, limits)
     return app
 
@@ -41,6 +44,9 @@ def routes() -> list[Route]:
     return [
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
+        Route("/completion", llama.completion, methods=["POST"]),
+        Route("/completions", llama.completion, methods=["POST"]),
+        Route("/infill", llama.infill, methods=["POST"]),
         Route("/v1/models", endpoints.list_models),
         Route("/v1/models/", endpoints.list_models),
         Route("/v1/models/{model_id:path}", endpoints.get_model),
@@ -58,6 +64,7 @@ def routes() -> list[Route]:
         Route("/tokenize", endpoints.tokenize, methods=["POST"]),
         Route("/detokenize", endpoints.detokenize, methods=["POST"]),
         Route("/apply-template", endpoints.apply_template, methods=["POST"]),
+        *unsupported_routes(),
     ]
 
 
@@ -71,7 +78,7 @@ def _middleware(settings: HttpSettings, metrics: Counting, keys: Keys) -> list[M
                 allow_origins=settings.allowed_origins,
                 allow_methods=["GET", "POST"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id", IGNORED_HEADER],
+                expose_headers=["x-request-id", IGNORED_HEADER, *LIMIT_HEADERS],
             )
         )
     if keys:

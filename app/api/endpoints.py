@@ -11,11 +11,11 @@ from starlette.responses import Response
 
 from app.api.completions import check_model
 from app.api.fields import Limits
+from app.api.llama_answers import settings_json
 from app.api.parse import parse, read_object
-from app.api.protocol import DetokenizeBody, TemplateBody, TokenizeBody
 from app.api.seam import Serving, Wiring
+from app.api.tokenizer_body import DetokenizeBody, TemplateBody, TokenizeBody
 from app.errors import FeatureOff
-from app.request import SamplingParams
 from app.scheduler.snapshot import SlotView
 from app.service import ModelCard
 
@@ -103,19 +103,6 @@ async def slots(request: Request) -> Response:
     return _json([_slot(view, wiring.service.card) for view in views])
 
 
-def _sampling(params: SamplingParams) -> dict[str, float]:
-    """Sampling parameters by llama-server's names."""
-    return {
-        "temperature": params.temperature,
-        "top_k": params.top_k,
-        "top_p": params.top_p,
-        "min_p": params.min_p,
-        "repeat_penalty": params.repetition_penalty,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
-    }
-
-
 def _slot(view: SlotView, card: ModelCard) -> dict[str, Any]:
     """Numbers and parameters only: a slot never shows what is asked or answered in it."""
     slot: dict[str, Any] = {
@@ -132,12 +119,7 @@ def _slot(view: SlotView, card: ModelCard) -> dict[str, Any]:
         "n_prompt_tokens": view.num_prompt,
         "n_prompt_tokens_processed": view.num_prompt_computed,
         "n_prompt_tokens_cache": view.num_cached,
-        "params": {
-            "n_predict": view.max_tokens,
-            "max_tokens": view.max_tokens,
-            "seed": sampling.seed,
-            **_sampling(sampling),
-        },
+        "params": settings_json(sampling, view.max_tokens),
         "next_token": [
             {
                 "has_next_token": view.is_busy,
@@ -199,20 +181,22 @@ async def config(request: Request) -> Response:
 async def props(request: Request) -> Response:
     service = _wiring(request).service
     card = service.card
-    sampling = card.default_sampling
+    # Each request without a seed draws one of its own, which llama-server writes as -1.
+    params = settings_json(card.default_sampling, num_predict=-1) | {"seed": -1}
     return _json(
         {
             **card.props,
             "default_generation_settings": {
                 "n_ctx": card.n_ctx,
                 "speculative": card.speculative,
-                "params": _sampling(sampling),
+                "params": params,
             },
             "total_slots": len(service.snapshot().slots),
             "model_alias": card.ids[0],
             "model_path": card.path,
             "chat_template": card.chat_template,
             "modalities": {"vision": False, "audio": False},
+            "is_sleeping": False,
         }
     )
 

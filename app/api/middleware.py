@@ -25,6 +25,7 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 CLIENT_GONE = 499  # nobody is left to read a status: this one is for the log and the counters
 MAX_REQUEST_ID = 128
 KEY = "mlxcel.key"
+LIMITS = "mlxcel.limits"  # where a scope holds what gives the headers about the limits of its key
 
 
 class Access:
@@ -50,7 +51,9 @@ class Access:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                headers.update(scope[LIMITS]() if LIMITS in scope else {})
             await send(message)
 
         try:

@@ -45,10 +45,31 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-class Generation(Body):
-    """What chat and text completions have in common."""
+class ModelBody(Body):
+    """What is asked of the model that is served, and the fate of each field that its API knows.
+
+    ``neutral`` are fields that are refused, with the values that ask for nothing; ``inert`` those without effect, and
+    why.
+    """
 
     model: str | None = Field(None, description="an accepted name, else 404")
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    inert: ClassVar[dict[str, str]] = {}
+
+    @classmethod
+    def known_fields(cls) -> frozenset[str]:
+        """Every name that is honoured, refused by value, or documented as without effect."""
+        return frozenset(cls.model_fields) | frozenset(cls.neutral) | frozenset(cls.inert)
+
+    def unread(self, chat_template: str) -> list[str]:
+        """The fields given that the model's chat template has no use for."""
+        return []
+
+
+class Generation(ModelBody):
+    """What chat and text completions have in common."""
+
     stream: bool = Field(False, description="the answer as server-sent events")
     stream_options: StreamOptions | None = Field(
         None, description="`include_usage`; `include_obfuscation` has no effect"
@@ -80,12 +101,7 @@ class Generation(Body):
     json_schema: dict[str, Any] | None = Field(None, description="a schema, as llama-server has it")
     grammar: str = Field("", description="GBNF or Lark")
 
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
-
-    @classmethod
-    def known_fields(cls) -> frozenset[str]:
-        """Every name that is honoured, refused by value, or documented as without effect."""
-        return frozenset(cls.model_fields) | frozenset(cls.neutral) | frozenset(INERT)
+    inert = INERT
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -106,15 +122,19 @@ class Generation(Body):
         """What the answer must look like. Raises InvalidRequest."""
         return shape_of(self.response_format, self.json_schema, self.grammar)
 
-    def unread(self, chat_template: str) -> list[str]:
-        """The fields given that the model's chat template has no use for."""
-        return []
-
     @property
     def wants_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage is True
 
-    def _ask(self, default: SamplingParams, limits: Limits, num_logprobs: int | None, max_tokens: int | None) -> Ask:
+    def _ask(
+        self,
+        default: SamplingParams,
+        limits: Limits,
+        num_logprobs: int | None,
+        max_tokens: int | None,
+        biases: tuple[tuple[int, float], ...] | None = None,
+    ) -> Ask:
+        """``biases`` stand for those of ``logit_bias``, where that has another form."""
         given = {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -130,7 +150,7 @@ class Generation(Body):
             default,
             **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
             seed=secrets.randbelow(SEED_MODULUS) if self.seed is None else self.seed % SEED_MODULUS,
-            logit_bias=limits.bias(self.logit_bias),
+            logit_bias=limits.bias(self.logit_bias) if biases is None else biases,
             num_logprobs=num_logprobs,
         )
         return Ask(
@@ -259,37 +279,3 @@ class CompletionBody(Generation):
         return self._ask(
             default, limits, self.logprobs, DEFAULT_TEXT_TOKENS if self.max_tokens is None else self.max_tokens
         )
-
-
-class TokenizeBody(Body):
-    """``prompt`` is another name for ``content``."""
-
-    content: str | None = None
-    prompt: str | None = None
-    add_special: bool = False
-    parse_special: bool = True
-    with_pieces: bool = False
-
-    @model_validator(mode="after")
-    def _has_text(self) -> Self:
-        if self.content is None and self.prompt is None:
-            raise InvalidRequest("content: is required", "content")
-        return self
-
-    @property
-    def text(self) -> str:
-        return (self.prompt or "") if self.content is None else self.content
-
-
-class DetokenizeBody(Body):
-    tokens: list[int]
-
-
-class TemplateBody(Body):
-    messages: Messages
-    tools: Tools = []
-    chat_template_kwargs: dict[str, Any] = {}
-
-    @property
-    def template(self) -> dict[str, Any]:
-        return {**self.chat_template_kwargs, **({"tools": self.tools} if self.tools else {})}

@@ -115,6 +115,14 @@ class ChatText:
         encoder = self._encoder if parse_special else self._literal_encoder
         return encoder.encode(text, add_special_tokens=add_special).ids
 
+    def encode_parts(self, parts: Sequence[str | int], window: int | None = None) -> list[int]:
+        """Ids of a prompt that is part text, part ids. Only a text at its beginning gets what the tokenizer puts around
+        one. Raises as ``encode``."""
+        ids: list[int] = []
+        for place, part in enumerate(parts):
+            ids += [part] if isinstance(part, int) else self.encode(part, place == 0, window=window)
+        return ids
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens by their names.
 

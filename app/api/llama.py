@@ -1,0 +1,86 @@
+"""llama-server's own routes that generate text: /completion, and /infill where the model has learned it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api import sse
+from app.api.completions import counted, read_body, unless_refused
+from app.api.delivery import Delivery, send_stream, send_whole
+from app.api.errors import refusal
+from app.api.fields import Limits
+from app.api.llama_answers import LlamaAnswer
+from app.api.llama_protocol import InfillBody, LlamaBody
+from app.api.seam import Serving, Wiring
+from app.completion import Completion, Delta, Timings, Usage
+from app.errors import FeatureOff
+
+
+async def completion(request: Request) -> Response:
+    wiring: Wiring = request.app.state.wiring
+    key = counted(request, wiring)
+    body, headers = await read_body(request, wiring, LlamaBody)
+    return await _answer(wiring, key, body, body.prompt, headers)
+
+
+async def infill(request: Request) -> Response:
+    wiring: Wiring = request.app.state.wiring
+    key = counted(request, wiring)
+    service = wiring.service
+    marks = service.card.infill
+    if marks is None:
+        raise FeatureOff("infill: this model has no tokens that mark code to be filled in.")
+    body, headers = await read_body(request, wiring, InfillBody)
+    extra = [(snippet.filename, snippet.text) for snippet in body.input_extra]
+    ids = await run_in_threadpool(
+        marks.prompt, partial(_encode, service), body.input_prefix, body.input_suffix, body.prompt, extra
+    )
+    begin = service.tokenize("", True, False)  # what the tokenizer puts before every text
+    return await _answer(wiring, key, body, [[*begin, *ids]], headers)
+
+
+async def _answer(
+    wiring: Wiring, key: bytes, body: LlamaBody, prompts: Sequence[str | Sequence[int | str]], headers: dict[str, str]
+) -> Response:
+    service, card = wiring.service, wiring.service.card
+    ask = body.ask(card.default_sampling, Limits(card.vocab_size), partial(_encode, service))
+    answer = LlamaAnswer(body, card.ids[0], card.n_ctx, partial(_text, service))
+    reservation = wiring.limits.reservation(key)
+    with unless_refused(reservation):
+        completion = await service.complete(prompts, replace(ask, reserve=reservation.take))
+    deliver = partial(send_whole, completion, partial(_whole, completion, answer), headers)
+    if body.stream:
+        deliver = partial(send_stream, completion, _events(completion, answer), headers)
+    return Delivery(completion, reservation, deliver)
+
+
+def _encode(service: Serving, text: str) -> list[int]:
+    """Names of control tokens are text here."""
+    return service.tokenize(text, False, False)
+
+
+def _text(service: Serving, ids: Sequence[int]) -> str:
+    return b"".join(map(service.token_bytes, ids)).decode(errors="replace")
+
+
+def _whole(
+    completion: Completion, answer: LlamaAnswer, deltas: Mapping[int, list[Delta]], _: Usage, __: Timings
+) -> Any:
+    return answer.whole(completion.choices, deltas)
+
+
+async def _events(completion: Completion, answer: LlamaAnswer) -> AsyncGenerator[bytes, None]:
+    """There is no ``[DONE]``: the last event of an answer says ``stop``."""
+    try:
+        async for delta in completion:
+            for event in answer.events(completion.choices[delta.index], delta):
+                yield sse.event(event)
+    except Exception as exc:
+        yield sse.event(refusal(exc).body)
