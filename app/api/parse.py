@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from app.api.protocol import Body, Generation, StreamOptions
+from app.api.protocol import Body, ModelBody
 from app.errors import InvalidRequest
 
 B = TypeVar("B", bound=Body)
@@ -73,7 +73,7 @@ def parse(kind: type[B], value: Mapping[str, Any]) -> B:
         InvalidRequest: the first fault, naming the field.
     """
     given = {name: item for name, item in value.items() if item is not None}
-    if issubclass(kind, Generation):
+    if issubclass(kind, ModelBody):
         for name, neutral in kind.neutral.items():
             if name in given and not any(given[name] == item and type(given[name]) is type(item) for item in neutral):
                 raise InvalidRequest(f"{name}: this value is not supported by this server", name)
@@ -83,13 +83,13 @@ def parse(kind: type[B], value: Mapping[str, Any]) -> B:
         raise _readable(exc) from None
 
 
-def unknown_fields(kind: type[Generation], value: Mapping[str, Any]) -> list[str]:
+def unknown_fields(kind: type[ModelBody], value: Mapping[str, Any]) -> list[str]:
     """Names that no API we follow knows, fit for a header: printable ASCII, short, and not too many."""
     given = {name for name, item in value.items() if item is not None}
     names = sorted(given - kind.known_fields())
-    options = value.get("stream_options")
-    if isinstance(options, dict):
-        names += sorted(f"stream_options.{name}" for name in set(options) - set(StreamOptions.model_fields))
+    for part, inside in kind.parts.items():
+        if isinstance(options := value.get(part), dict):
+            names += sorted(f"{part}.{name}" for name in set(options) - set(inside.model_fields))
     return [_printable(name) for name in names[:MAX_NAMED_FIELDS]]
 
 
