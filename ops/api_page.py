@@ -7,14 +7,14 @@ from typing import Any
 
 import orjson
 
-from app.api.fields import INERT
 from app.api.protocol import ChatBody, CompletionBody, Generation
+from app.api.response_body import ResponseBody
 
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 BEGIN = "<!-- fields: written by `make docs`; a test keeps them equal to app/api -->\n"
 END = "<!-- end of fields -->\n"
 WORDS = {"array": "list", "boolean": "true or false"}
-KINDS: tuple[type[Generation], ...] = (ChatBody, CompletionBody)
+KINDS: tuple[type[Generation], ...] = (ChatBody, CompletionBody, ResponseBody)
 
 
 def render_page(page: str) -> str:
@@ -31,16 +31,17 @@ def fate(kind: type[Generation], name: str) -> str:
     if name in kind.neutral:
         neutral = ", ".join(f"`{orjson.dumps(value).decode()}`" for value in kind.neutral[name])
         return f"refused, but {neutral}" if neutral else "refused"
-    return "no effect" if name in INERT else ""
+    return "no effect" if name in kind.inert else ""
 
 
 def _table() -> list[str]:
     names = [name for kind in KINDS for name in (*kind.model_fields, *kind.neutral)]
-    lines = ["| field | in chat completions | in text completions | |", "|---|---|---|---|"]
-    for name in dict.fromkeys([*names, *INERT]):
+    reasons = {name: why for kind in KINDS for name, why in kind.inert.items()}
+    lines = ["| field | in chat completions | in text completions | in responses | |", "|---|---|---|---|---|"]
+    for name in dict.fromkeys([*names, *reasons]):
         fates = " | ".join(fate(kind, name) or "unknown" for kind in KINDS)
         notes = [kind.model_fields[name].description or "" for kind in KINDS if name in kind.model_fields]
-        note = "; ".join(dict.fromkeys(filter(None, notes))) or INERT.get(name, "")
+        note = "; ".join(dict.fromkeys(filter(None, [*notes, reasons.get(name)])))
         lines.append(f"| `{name}` | {fates} | {note} |")
     return lines
 

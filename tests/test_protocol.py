@@ -8,15 +8,17 @@ import pytest
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import ChatCompletionStreamOptionsParam
 from openai.types.chat import completion_create_params as chat_completion_params
+from openai.types.responses import response_create_params as response_params
 from openai.types.shared_params import ReasoningEffort
 
-from app.api.fields import INERT, Limits
+from app.api.fields import Limits
 from app.api.parse import parse, unknown_fields
 from app.api.protocol import ChatBody, CompletionBody, DetokenizeBody, Generation, StreamOptions, TokenizeBody
+from app.api.response_body import ResponseBody
 from app.errors import InvalidRequest
 from app.request import SamplingParams
 from app.service import Ask
-from ops.api_page import BEGIN, END, PAGE, fate, render_page
+from ops.api_page import BEGIN, END, KINDS, PAGE, fate, render_page
 
 DEFAULT = SamplingParams(temperature=0.6, top_p=0.9)
 LIMITS = Limits(vocab_size=100)
@@ -383,6 +385,8 @@ def test_token_ids_are_integers() -> None:
         (ChatBody, chat_completion_params.CompletionCreateParamsStreaming),
         (CompletionBody, completion_params.CompletionCreateParamsNonStreaming),
         (CompletionBody, completion_params.CompletionCreateParamsStreaming),
+        (ResponseBody, response_params.ResponseCreateParamsNonStreaming),
+        (ResponseBody, response_params.ResponseCreateParamsStreaming),
     ],
 )
 def test_every_field_of_the_openai_package_is_honoured_inert_or_refused(kind: type[Generation], params: type) -> None:
@@ -404,13 +408,14 @@ def test_the_table_of_fields_is_up_to_date() -> None:
     page = PAGE.read_text()
     assert page.count(BEGIN) == page.count(END) == 1
     assert page == render_page(page), "run `make docs`"
-    for kind in (ChatBody, CompletionBody):
+    for kind in KINDS:
         assert [name for name in sorted(kind.known_fields()) if f"\n| `{name}` |" not in page] == []
 
 
-@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_the_table_calls_refused_is_refused(kind: type[Generation]) -> None:
-    needed = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}
+    values = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi"}
+    needed = {name: value for name, value in values.items() if name in kind.model_fields}
     refused = [name for name in kind.known_fields() if fate(kind, name).startswith("refused")]
     assert refused
     for name in refused:
@@ -419,5 +424,5 @@ def test_what_the_table_calls_refused_is_refused(kind: type[Generation]) -> None
         assert caught.value.param == name
         for value in kind.neutral[name]:
             parse(kind, {**needed, name: value})
-    for name in INERT:
+    for name in kind.inert:
         parse(kind, {**needed, name: {"some": "thing"}})

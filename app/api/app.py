@@ -8,12 +8,13 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from app.api import endpoints
+from app.api import endpoints, responses
 from app.api.completions import IGNORED_HEADER, chat_completions, completions
 from app.api.errors import respond
 from app.api.keys import Keys
 from app.api.middleware import Access, ApiKeys
 from app.api.rate_limit import RateLimits
+from app.api.response_store import ResponseStore
 from app.api.seam import Counting, HttpSettings, Serving, Wiring
 from app.errors import MlxcelError
 
@@ -32,7 +33,7 @@ def create_app(service: Serving, settings: HttpSettings, metrics: Counting) -> S
     # A redirect would be built from the client's Host header; a wrong slash is a 404 like any other wrong path.
     app.router.redirect_slashes = False
     limits = RateLimits(settings.rate_limit_requests, settings.rate_limit_tokens)
-    app.state.wiring = Wiring(service, settings, metrics, limits)
+    app.state.wiring = Wiring(service, settings, metrics, limits, ResponseStore(settings.response_store))
     return app
 
 
@@ -41,6 +42,9 @@ def routes() -> list[Route]:
     return [
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/responses", responses.create, methods=["POST"]),
+        Route("/v1/responses/{response_id}", responses.StoredResponse),
+        Route("/v1/responses/{response_id}/input_items", responses.input_items),
         Route("/v1/models", endpoints.list_models),
         Route("/v1/models/", endpoints.list_models),
         Route("/v1/models/{model_id:path}", endpoints.get_model),
@@ -69,7 +73,7 @@ def _middleware(settings: HttpSettings, metrics: Counting, keys: Keys) -> list[M
             Middleware(
                 CORSMiddleware,
                 allow_origins=settings.allowed_origins,
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
                 expose_headers=["x-request-id", IGNORED_HEADER],
             )
