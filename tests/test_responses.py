@@ -11,6 +11,8 @@ from typing import Any, get_args
 import httpx
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from starlette.applications import Starlette
 
@@ -252,6 +254,37 @@ def test_log_probabilities_are_those_of_the_text_alone() -> None:
     assert bare(checked(events(talk.ask(*script, **asked, stream=True)))) == bare(whole)
     plain = talk.ask(*script, tools=FLAT).json()
     assert next(item for item in plain["output"] if item["type"] == "message")["content"][0]["logprobs"] == []
+
+
+PIECES = st.text("ab\U0001f431", max_size=2)
+DELTAS = st.builds(
+    Delta,
+    st.just(0),
+    PIECES,
+    st.lists(st.sampled_from([entry("a"), entry("b")]), max_size=2).map(tuple),
+    reasoning=PIECES,
+    calls=st.lists(st.just(ADD), max_size=2).map(tuple),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(DELTAS, max_size=6), st.sampled_from(["stop", "length", "tool_calls"]))
+def test_any_answer_is_told_in_order_and_in_full(deltas: list[Delta], reason: str) -> None:
+    script = [*deltas, Delta(0, "", (), reason)]
+    asked = {"tools": FLAT, "include": ["message.output_text.logprobs"]}
+    talk = Talk()
+    told = checked(events(talk.ask(*script, stream=True, **asked)))
+    assert bare(told) == bare(talk.ask(*script, **asked).json())
+    texts = {"message": "", "reasoning": ""}
+    for item in told["output"]:
+        if item["type"] in texts:
+            texts[item["type"]] += item["content"][0]["text"]
+    assert texts == {
+        "message": "".join(delta.text for delta in deltas),
+        "reasoning": "".join(delta.reasoning for delta in deltas),
+    }
+    assert sum(item["type"] == "function_call" for item in told["output"]) == sum(len(one.calls) for one in deltas)
+    assert told["status"] == ("incomplete" if reason == "length" else "completed")
 
 
 # --- failures

@@ -70,10 +70,10 @@ class Output:
             item = self._open = _Open(kind, item_id(kind, self._response_id, str(len(self.items))))
             events.append(self._item_event("added", _text_item(item, "in_progress", [])))
             events.append(self._part_event(item, "response.content_part.added", part=_part(kind, "", [])))
-        item.texts.append(text)
-        logprobs = self._claimed(kind)
-        item.logprobs += logprobs
         if text:
+            logprobs = self._claimed(kind)
+            item.logprobs += logprobs
+            item.texts.append(text)
             more = {"logprobs": logprobs} if kind == "message" else {}
             events.append(self._part_event(item, f"response.{TEXTS[kind]}.delta", delta=text, **more))
         return events
