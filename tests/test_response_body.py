@@ -11,7 +11,7 @@ from openai.types.shared_params import Reasoning as ReasoningParam
 
 from app.api.fields import Limits
 from app.api.parse import parse, unknown_fields
-from app.api.protocol import Body
+from app.api.protocol import Body, ChatBody
 from app.api.response_body import Reasoning, ResponseBody, ResponseStreamOptions, TextOptions
 from app.errors import InvalidRequest
 from app.request import SamplingParams
@@ -115,6 +115,42 @@ def test_flat_functions_are_those_of_chat() -> None:
     assert (asked.tools, asked.many_calls) == ((tool,), False)
     assert given.chat.template == {"tools": [tool]}
     assert ask(tools=[FLAT], tool_choice="none").tools == ()
+
+
+ADD = {"name": "add"}
+
+
+@pytest.mark.parametrize(
+    ("flat", "choice"),
+    [
+        ("required", "required"),
+        ({"type": "function", **ADD}, {"type": "function", "function": ADD}),
+        ({"type": "function", "name": "sub"}, {"type": "function", "function": {"name": "sub"}}),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", **ADD}]},
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": ADD}]},
+            },
+        ),
+        ({"type": "allowed_tools", "tools": "all"}, {"type": "allowed_tools", "allowed_tools": {"tools": "all"}}),
+        ({"type": "custom", **ADD}, {"type": "custom", **ADD}),
+    ],
+)
+def test_a_flat_choice_of_tools_is_honoured_or_refused_as_in_chat(flat: Any, choice: Any) -> None:
+    nested_tool = {"type": "function", "function": {name: value for name, value in FLAT.items() if name != "type"}}
+
+    def outcome(kind: Any, **fields: Any) -> Any:
+        try:
+            asked = parse(kind, {"seed": 1, **fields})
+        except InvalidRequest as error:
+            return str(error), error.param
+        return (asked if kind is ChatBody else asked.chat).ask(DEFAULT, LIMITS)
+
+    messages = [{"role": "user", "content": "hi"}]
+    assert outcome(ResponseBody, input="hi", tools=[FLAT], tool_choice=flat) == outcome(
+        ChatBody, messages=messages, tools=[nested_tool], tool_choice=choice
+    )
 
 
 def test_a_format_is_the_shape_that_chat_makes_of_it() -> None:
