@@ -29,7 +29,7 @@ def body(**fields: Any) -> ResponseBody:
 
 
 def ask(**fields: Any) -> Ask:
-    return body(**fields).chat.ask(DEFAULT, LIMITS)
+    return body(**fields).ask(DEFAULT, LIMITS)
 
 
 def nested(depth: int) -> Any:
@@ -78,7 +78,7 @@ def nested(depth: int) -> Any:
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        body(**fields)
+        ask(**fields)
     assert str(caught.value).startswith(text)
     assert caught.value.param == text.partition(":")[0]
 
@@ -86,7 +86,7 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], text: str) -> None:
 def test_absent_and_null_mean_the_model_s_defaults() -> None:
     nulls = {"temperature": None, "tools": None, "text": None, "reasoning": None, "max_output_tokens": None}
     for given in (body(), body(**nulls)):
-        asked = given.chat.ask(DEFAULT, LIMITS)
+        asked = given.ask(DEFAULT, LIMITS)
         assert (asked.sampling.temperature, asked.sampling.top_p) == (0.6, 0.9)
         assert (asked.max_tokens, asked.tools, asked.shape, asked.sampling.num_logprobs) == (None, (), None, None)
         assert (given.store, given.stream, given.chat.template) == (True, False, {})
@@ -111,7 +111,7 @@ def test_flat_functions_are_those_of_chat() -> None:
     (tool,) = given.chat.tools
     assert tool["type"] == "function"
     assert tool["function"] == {"name": "add", "parameters": FLAT["parameters"], "strict": True}
-    asked = given.chat.ask(DEFAULT, LIMITS)
+    asked = given.ask(DEFAULT, LIMITS)
     assert (asked.tools, asked.many_calls) == ((tool,), False)
     assert given.chat.template == {"tools": [tool]}
     assert ask(tools=[FLAT], tool_choice="none").tools == ()
@@ -142,10 +142,9 @@ def test_a_flat_choice_of_tools_is_honoured_or_refused_as_in_chat(flat: Any, cho
 
     def outcome(kind: Any, **fields: Any) -> Any:
         try:
-            asked = parse(kind, {"seed": 1, **fields})
+            return parse(kind, {"seed": 1, **fields}).ask(DEFAULT, LIMITS)
         except InvalidRequest as error:
             return str(error), error.param
-        return (asked if kind is ChatBody else asked.chat).ask(DEFAULT, LIMITS)
 
     messages = [{"role": "user", "content": "hi"}]
     assert outcome(ResponseBody, input="hi", tools=[FLAT], tool_choice=flat) == outcome(

@@ -11,11 +11,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import orjson
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from app.api.fields import INERT_IN_RESPONSES, NEUTRAL
+from app.api.fields import INERT_IN_RESPONSES, NEUTRAL, Limits
 from app.api.parse import parse
 from app.api.protocol import Body, ChatBody, Effort, Generation
 from app.api.response_items import check_input
 from app.errors import InvalidRequest
+from app.request import SamplingParams
+from app.service import Ask
 
 WITH_LOGPROBS = "message.output_text.logprobs"
 Include = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
@@ -88,7 +90,7 @@ class ResponseBody(Generation):
         if self.top_logprobs and not self.wants_logprobs:
             raise InvalidRequest(f"top_logprobs: needs {WITH_LOGPROBS} in include", "top_logprobs")
         with naming_own_fields():
-            _ = self.chat  # raises what chat refuses
+            _ = self.chat.shape  # raises what chat refuses
         for name, value in self.shown.items():
             try:
                 orjson.dumps({"response": {name: value}})
@@ -144,6 +146,11 @@ class ResponseBody(Generation):
                 "chat_template_kwargs": self.chat_template_kwargs,
             },
         )
+
+    def ask(self, default: SamplingParams, limits: Limits) -> Ask:
+        """The request in the service's terms, as ``ChatBody.ask`` has it. Raises InvalidRequest."""
+        with naming_own_fields():
+            return self.chat.ask(default, limits)
 
     def unread(self, chat_template: str) -> list[str]:
         return [_own_name(name) for name in self.chat.unread(chat_template)]

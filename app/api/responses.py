@@ -33,7 +33,7 @@ async def create(request: Request) -> Response:
     key = counted(request, wiring)
     body, headers = await read_body(request, wiring, ResponseBody)
     card = wiring.service.card
-    ask = body.chat.ask(card.default_sampling, Limits(card.vocab_size))
+    ask = body.ask(card.default_sampling, Limits(card.vocab_size))
     past = _past(wiring.responses, key, body.previous_response_id)
     given = [_resolved(wiring.responses, key, item, index) for index, item in enumerate(body.input)]
     first = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
