@@ -29,6 +29,13 @@ class ModelNotFound(InvalidRequest):
         super().__init__(f"The model '{name}' does not exist on this server.", "model", "model_not_found")
 
 
+class ResponseNotFound(InvalidRequest):
+    """No response is kept under this id, for this key."""
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"Response with id '{response_id[:64]}' not found.", "response_id", "response_not_found")
+
+
 class Unauthorized(MlxcelError):
     """No key, or a wrong one: the answer is the same."""
 

@@ -78,6 +78,7 @@ class Settings(BaseSettings):
     )
     rate_limit_tokens: int | None = Field(None, ge=1, description="prompt and output tokens a minute, likewise")
     rate_limit_concurrent: int | None = Field(None, ge=1, description="generating requests under way, likewise")
+    response_store: Bytes = Field(64 * 1024**2, ge=0, description="bytes of /v1/responses to keep (K, M, G); 0: none")
     strict_fields: bool = Field(False, description="refuse request fields that no API knows, instead of naming them")
 
     no_batch: bool = Field(False, description="one slot with the whole context")
@@ -164,9 +165,7 @@ class Settings(BaseSettings):
     log_file: FilePath | None = Field(None, description="file to log to; unset: stderr")
     log_max_bytes: Bytes = Field(64 * 1024**2, ge=1024, description="size at which the log file is rotated (K, M, G)")
     log_backups: int = Field(5, ge=1, le=1000, description="rotated log files to keep")
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], WORD] = Field(
-        "info", description="least severity"
-    )
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], WORD] = Field("info", description="least level")
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
     _unused: list[str] = PrivateAttr(default_factory=list)

@@ -9,6 +9,7 @@ import orjson
 
 from app.api.llama_protocol import InfillBody, LlamaBody
 from app.api.protocol import ChatBody, CompletionBody, ModelBody
+from app.api.response_body import ResponseBody
 
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 BEGIN = "<!-- {}: written by `make docs`; a test keeps them equal to app/api -->\n"
@@ -16,7 +17,7 @@ END = "<!-- end of {} -->\n"
 WORDS = {"array": "list", "boolean": "true or false"}
 # The name of each table, and its columns.
 TABLES: dict[str, dict[str, type[ModelBody]]] = {
-    "fields": {"in chat completions": ChatBody, "in text completions": CompletionBody},
+    "fields": {"in chat completions": ChatBody, "in text completions": CompletionBody, "in responses": ResponseBody},
     "fields of llama-server": {"in /completion": LlamaBody, "in /infill": InfillBody},
 }
 

@@ -138,6 +138,7 @@ class Options:
     rate_limit_concurrent: int | None = None
     allowed_origins: tuple[str, ...] = ()
     max_body_bytes: int = 10_000
+    response_store: int = 1_000_000
     strict_fields: bool = False
     slots: bool = True
     metrics: bool = True

@@ -8,12 +8,13 @@ import pytest
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import ChatCompletionStreamOptionsParam
 from openai.types.chat import completion_create_params as chat_completion_params
+from openai.types.responses import response_create_params as response_params
 from openai.types.shared_params import ReasoningEffort
 
 from app.api.fields import Limits
-from app.api.llama_protocol import InfillBody, LlamaBody
 from app.api.parse import parse, unknown_fields
-from app.api.protocol import ChatBody, CompletionBody, Generation, StreamOptions
+from app.api.protocol import ChatBody, CompletionBody, Generation, ModelBody, StreamOptions
+from app.api.response_body import ResponseBody
 from app.api.tokenizer_body import DetokenizeBody, TokenizeBody
 from app.errors import InvalidRequest
 from app.request import SamplingParams
@@ -380,6 +381,8 @@ def test_token_ids_are_integers() -> None:
         (ChatBody, chat_completion_params.CompletionCreateParamsStreaming),
         (CompletionBody, completion_params.CompletionCreateParamsNonStreaming),
         (CompletionBody, completion_params.CompletionCreateParamsStreaming),
+        (ResponseBody, response_params.ResponseCreateParamsNonStreaming),
+        (ResponseBody, response_params.ResponseCreateParamsStreaming),
     ],
 )
 def test_every_field_of_the_openai_package_is_honoured_inert_or_refused(kind: type[Generation], params: type) -> None:
@@ -407,13 +410,16 @@ def test_the_tables_of_fields_are_up_to_date() -> None:
             assert [field for field in sorted(kind.known_fields()) if f"\n| `{field}` |" not in table] == []
 
 
-@pytest.mark.parametrize("kind", [ChatBody, CompletionBody, LlamaBody, InfillBody])
-def test_what_the_table_calls_refused_is_refused(kind: type[Generation]) -> None:
-    needed = {
+@pytest.mark.parametrize("kind", [kind for columns in TABLES.values() for kind in columns.values()])
+def test_what_the_table_calls_refused_is_refused(kind: type[ModelBody]) -> None:
+    values = {
         "messages": [{"role": "user", "content": "hi"}],
         "prompt": "hi",
-        **({"input_prefix": "a", "input_suffix": "b"} if kind is InfillBody else {}),
+        "input": "hi",
+        "input_prefix": "a",
+        "input_suffix": "b",
     }
+    needed = {name: value for name, value in values.items() if name in kind.model_fields}
     refused = [name for name in kind.known_fields() if fate(kind, name).startswith("refused")]
     assert refused
     for name in refused:

@@ -86,7 +86,7 @@ class ChatForm:
     def _logprobs(self, entries: tuple[TokenLogprob, ...]) -> dict[str, Any] | None:
         if not self.with_logprobs:
             return None
-        return {"content": [_chat_entry(entry) for entry in entries], "refusal": None}
+        return {"content": [entry_json(entry) for entry in entries], "refusal": None}
 
 
 class TextForm:
@@ -216,7 +216,8 @@ def token_json(entry: TokenLogprob) -> dict[str, Any]:
     return {"token": entry.text, "logprob": _finite(entry.logprob), "bytes": list(entry.data)}
 
 
-def _chat_entry(entry: TokenLogprob) -> dict[str, Any]:
+def entry_json(entry: TokenLogprob) -> dict[str, Any]:
+    """A token and its alternatives, as chat and responses have them."""
     return {**token_json(entry), "top_logprobs": [token_json(other) for other in entry.top]}
 
 

@@ -8,12 +8,13 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from app.api import endpoints, llama
+from app.api import endpoints, llama, responses
 from app.api.completions import IGNORED_HEADER, chat_completions, completions
 from app.api.errors import respond
 from app.api.keys import Keys
 from app.api.middleware import Access, ApiKeys
 from app.api.rate_limit import LIMIT_HEADERS, RateLimits
+from app.api.response_store import ResponseStore
 from app.api.seam import Counting, HttpSettings, Serving, Wiring
 from app.api.unsupported import unsupported_routes
 from app.errors import MlxcelError
@@ -35,7 +36,7 @@ def create_app(service: Serving, settings: HttpSettings, metrics: Counting) -> S
     limits = RateLimits(
         settings.rate_limit_requests, settings.rate_limit_tokens, concurrent=settings.rate_limit_concurrent
     )
-    app.state.wiring = Wiring(service, settings, metrics, limits)
+    app.state.wiring = Wiring(service, settings, metrics, limits, ResponseStore(settings.response_store))
     return app
 
 
@@ -47,6 +48,9 @@ def routes() -> list[Route]:
         Route("/completion", llama.completion, methods=["POST"]),
         Route("/completions", llama.completion, methods=["POST"]),
         Route("/infill", llama.infill, methods=["POST"]),
+        Route("/v1/responses", responses.create, methods=["POST"]),
+        Route("/v1/responses/{response_id}", responses.StoredResponse),
+        Route("/v1/responses/{response_id}/input_items", responses.input_items),
         Route("/v1/models", endpoints.list_models),
         Route("/v1/models/", endpoints.list_models),
         Route("/v1/models/{model_id:path}", endpoints.get_model),
@@ -76,7 +80,7 @@ def _middleware(settings: HttpSettings, metrics: Counting, keys: Keys) -> list[M
             Middleware(
                 CORSMiddleware,
                 allow_origins=settings.allowed_origins,
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
                 expose_headers=["x-request-id", IGNORED_HEADER, *LIMIT_HEADERS],
             )

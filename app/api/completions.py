@@ -16,7 +16,7 @@ from app.api.delivery import Delivery, chunks, send_stream, send_whole
 from app.api.fields import Limits
 from app.api.middleware import KEY, LIMITS
 from app.api.parse import parse, read_object, unknown_fields
-from app.api.protocol import ChatBody, CompletionBody, Generation, ModelBody
+from app.api.protocol import ChatBody, Choices, CompletionBody, ModelBody
 from app.api.rate_limit import Reservation
 from app.api.seam import Wiring
 from app.completion import Completion
@@ -108,7 +108,7 @@ def _delivery(
     completion: Completion,
     reservation: Reservation,
     answer: Answer,
-    body: Generation,
+    body: Choices,
     num_choices: int,
     headers: dict[str, str],
 ) -> Delivery:

@@ -19,6 +19,7 @@ log = logging.getLogger("mlxcel.api")
 STATUS_AND_TYPE: dict[type[errors.MlxcelError], tuple[int, str]] = {
     errors.InvalidRequest: (400, "invalid_request_error"),
     errors.ModelNotFound: (404, "invalid_request_error"),
+    errors.ResponseNotFound: (404, "invalid_request_error"),
     errors.Unauthorized: (401, "authentication_error"),
     errors.FeatureOff: (501, "not_supported_error"),
     errors.RateLimited: (429, "rate_limit_error"),

@@ -23,6 +23,9 @@ INERT = {
     "prompt_cache_retention": "the operator sets it: `MLXCEL_PROMPT_CACHE_TTL`",
 }
 
+# Responses honour metadata, and have one more.
+INERT_IN_RESPONSES = INERT | {"max_tool_calls": "counts calls of built-in tools, and there are none"}
+
 # Fields of the public API that this server does not honour, with the values that ask for nothing. Others are refused.
 NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
     "chat": {
@@ -38,6 +41,27 @@ NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "completion": {
         "suffix": ("",),
+    },
+    "response": {
+        # Fields of chat that have another name here, or none.
+        "messages": (),
+        "max_tokens": (),
+        "max_completion_tokens": (),
+        "response_format": (),
+        "reasoning_effort": (),
+        "logprobs": (False,),
+        "n": (1,),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "access_programs": (),
+        "background": (False,),
+        "background_options": (),
+        "context_management": ([],),
+        "conversation": (),
+        "image": (),
+        "moderation": (),
+        "prompt": (),
+        "truncation": ("disabled",),
     },
 }
 

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from app.api import llama_fields
 from app.api.fields import Limits
-from app.api.protocol import Body, Generation, StreamOptions
+from app.api.protocol import Body, Choices, StreamOptions
 from app.errors import InvalidRequest
 from app.request import SamplingParams
 from app.service import Ask
@@ -37,7 +37,7 @@ Biases = Annotated[
 Text = Annotated[Any, BeforeValidator(_is_text), WithJsonSchema({"type": "string"})]
 
 
-class LlamaBody(Generation):
+class LlamaBody(Choices):
     """``max_tokens`` and ``max_completion_tokens`` are other names for ``n_predict``, and ``n`` for ``n_cmpl``."""
 
     prompt: Annotated[list[str | list[int | str]], BeforeValidator(llama_fields.check_prompts)] = Field(

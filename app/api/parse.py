@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from app.api.protocol import Body, ModelBody, StreamOptions
+from app.api.protocol import Body, ModelBody
 from app.errors import InvalidRequest
 
 B = TypeVar("B", bound=Body)
@@ -88,9 +88,9 @@ def unknown_fields(kind: type[ModelBody], value: Mapping[str, Any]) -> list[str]
     """Names that no API we follow knows, fit for a header: printable ASCII, short, and not too many."""
     given = {name for name, item in value.items() if item is not None}
     names = sorted(given - kind.known_fields())
-    options = value.get("stream_options") if "stream_options" in kind.model_fields else None
-    if isinstance(options, dict):
-        names += sorted(f"stream_options.{name}" for name in set(options) - set(StreamOptions.model_fields))
+    for part, inside in kind.parts.items():
+        if isinstance(options := value.get(part), dict):
+            names += sorted(f"{part}.{name}" for name in set(options) - set(inside.model_fields))
     return [_printable(name) for name in names[:MAX_NAMED_FIELDS]]
 
 

@@ -49,13 +49,14 @@ class ModelBody(Body):
     """What is asked of the model that is served, and the fate of each field that its API knows.
 
     ``neutral`` are fields that are refused, with the values that ask for nothing; ``inert`` those without effect, and
-    why.
+    why; ``parts`` those that have fields of their own.
     """
 
     model: str | None = Field(None, description="an accepted name, else 404")
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
     inert: ClassVar[dict[str, str]] = {}
+    parts: ClassVar[dict[str, type[Body]]] = {}
 
     @classmethod
     def known_fields(cls) -> frozenset[str]:
@@ -68,13 +69,9 @@ class ModelBody(Body):
 
 
 class Generation(ModelBody):
-    """What chat and text completions have in common."""
+    """What completions and responses have in common."""
 
     stream: bool = Field(False, description="the answer as server-sent events")
-    stream_options: StreamOptions | None = Field(
-        None, description="`include_usage`; `include_obfuscation` has no effect"
-    )
-    n: int = Field(1, ge=1, le=128, description="each takes a slot")
     stop: Annotated[list[NonEmpty], BeforeValidator(_listed), Field(max_length=16)] = Field(
         [], description="a string or a list; found in what the model writes, calls and reasoning included"
     )
@@ -90,18 +87,29 @@ class Generation(ModelBody):
     logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] = Field(
         {}, description="token ids as strings, to a number from -100 to 100"
     )
-    max_tokens: int | None = Field(
-        None, ge=1, description="absent: the rest of the window in chat, 16 in text completions"
-    )
     ignore_eos: bool = Field(False, description="go on to `max_tokens`")
     cache_prompt: bool = Field(True, description="false: neither adopts a prefix nor leaves one")
     cache_salt: str = Field("", max_length=256, description="shares prefixes only with the same one")
     priority: int = Field(0, ge=-(2**31), lt=2**31, description="higher first, see below")
+
+    inert = INERT
+
+
+class Choices(Generation):
+    """What chat and text completions have in common."""
+
+    stream_options: StreamOptions | None = Field(
+        None, description="`include_usage`; `include_obfuscation` has no effect"
+    )
+    n: int = Field(1, ge=1, le=128, description="each takes a slot")
+    max_tokens: int | None = Field(
+        None, ge=1, description="absent: the rest of the window in chat, 16 in text completions"
+    )
     response_format: dict[str, Any] | None = Field(None, description="see Answers in a given shape")
     json_schema: dict[str, Any] | None = Field(None, description="a schema, as llama-server has it")
     grammar: str = Field("", description="GBNF or Lark")
 
-    inert = INERT
+    parts: ClassVar[dict[str, type[Body]]] = {"stream_options": StreamOptions}
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -166,7 +174,7 @@ class Generation(ModelBody):
         )
 
 
-class ChatBody(Generation):
+class ChatBody(Choices):
     messages: Messages = Field(description="content is text, a list of text parts, or null beside calls")
     max_completion_tokens: int | None = Field(None, ge=1, description="another name for `max_tokens`")
     logprobs: bool = False
@@ -249,7 +257,7 @@ class ChatBody(Generation):
         return {**effort, **self.chat_template_kwargs, **({"tools": self.offered} if self.offered else {})}
 
 
-class CompletionBody(Generation):
+class CompletionBody(Choices):
     prompt: Annotated[list[str | list[int]], BeforeValidator(check_prompts)] = Field(
         description="a string, token ids, or a list of either"
     )

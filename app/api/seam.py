@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from app.api.rate_limit import RateLimits
+from app.api.response_store import ResponseStore
 from app.completion import Completion
 from app.scheduler.snapshot import Snapshot
 from app.service import Ask, ModelCard
@@ -71,6 +72,8 @@ class HttpSettings(Protocol):
     @property
     def max_body_bytes(self) -> int: ...
     @property
+    def response_store(self) -> int: ...
+    @property
     def strict_fields(self) -> bool: ...
     @property
     def slots(self) -> bool: ...
@@ -100,3 +103,4 @@ class Wiring:
     settings: HttpSettings
     metrics: Counting
     limits: RateLimits
+    responses: ResponseStore

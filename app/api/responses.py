@@ -1,0 +1,138 @@
+"""The routes of responses: one is made, and what is kept of it can be asked for."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import orjson
+from starlette.endpoints import HTTPEndpoint
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.completions import counted, read_body, unless_refused
+from app.api.delivery import Delivery, send_stream, send_whole
+from app.api.fields import Limits
+from app.api.middleware import KEY
+from app.api.response_answer import ResponseAnswer
+from app.api.response_body import ResponseBody, naming_own_fields
+from app.api.response_items import messages_of, response_of, with_ids
+from app.api.response_store import Kept, ResponseStore
+from app.api.seam import Wiring
+from app.errors import InvalidRequest, ResponseNotFound
+
+MAX_LISTED = 100
+DEFAULT_LISTED = 20
+
+
+async def create(request: Request) -> Response:
+    wiring: Wiring = request.app.state.wiring
+    key = counted(request, wiring)
+    body, headers = await read_body(request, wiring, ResponseBody)
+    card = wiring.service.card
+    ask = body.ask(card.default_sampling, Limits(card.vocab_size))
+    past = _past(wiring.responses, key, body.previous_response_id)
+    given = [_resolved(wiring.responses, key, item, index) for index, item in enumerate(body.input)]
+    first = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+    messages = [*first, *messages_of([*past, *given])]
+    response_id = f"resp_{uuid.uuid4().hex}"
+    store = body.store and wiring.responses.max_bytes > 0
+    if "store" in body.model_fields_set and body.store != store:
+        raise InvalidRequest("store: this server keeps no responses", "store")
+    shown = {
+        **body.shown,
+        "model": card.ids[0],
+        "store": store,
+        "temperature": ask.sampling.temperature,
+        "top_p": ask.sampling.top_p,
+    }
+
+    def finished(response: dict[str, Any]) -> None:
+        if store:
+            wiring.responses.put(key, Kept(response, with_ids(given, response_id), past))
+
+    answer = ResponseAnswer(response_id, shown, body.wants_logprobs, finished)
+    reservation = wiring.limits.reservation(key)
+    with unless_refused(reservation), naming_own_fields():
+        completion = await wiring.service.chat(messages, replace(ask, reserve=reservation.take), body.chat.template)
+    # From here on the completion has an owner: nothing may come between its birth and this.
+    deliver = partial(send_whole, completion, answer.whole, headers)
+    if body.stream:
+        deliver = partial(send_stream, completion, answer.events(completion), headers)
+    return Delivery(completion, reservation, deliver)
+
+
+class StoredResponse(HTTPEndpoint):
+    """A response that is kept: to be read, or to be forgotten."""
+
+    async def get(self, request: Request) -> Response:
+        query = request.query_params
+        if query.get("stream", "false").lower() != "false":
+            raise InvalidRequest("stream: what is kept is not streamed again", "stream")
+        if "starting_after" in query:
+            raise InvalidRequest("starting_after: what is kept is not streamed again", "starting_after")
+        return _json(_kept(request).response)
+
+    async def delete(self, request: Request) -> Response:
+        wiring: Wiring = request.app.state.wiring
+        response_id = request.path_params["response_id"]
+        wiring.responses.drop(request.scope.get(KEY, b""), response_id)
+        return _json({"id": response_id, "object": "response", "deleted": True})
+
+
+async def input_items(request: Request) -> Response:
+    """The items that the response's own request gave, a page of them, the last one first unless asked otherwise."""
+    query = request.query_params
+    order, limit, after = query.get("order", "desc"), query.get("limit", str(DEFAULT_LISTED)), query.get("after")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order: must be asc or desc", "order")
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:4]) <= MAX_LISTED):
+        raise InvalidRequest(f"limit: must be a number from 1 to {MAX_LISTED}", "limit")
+    items = _kept(request).given[:: 1 if order == "asc" else -1]
+    if after is not None:
+        ids = [item["id"] for item in items]
+        if after not in ids:
+            raise InvalidRequest("after: names no item of this response", "after")
+        items = items[ids.index(after) + 1 :]
+    page = items[: int(limit)]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return _json({"object": "list", "data": page, **ends, "has_more": len(items) > len(page)})
+
+
+def _kept(request: Request) -> Kept:
+    """Raises ResponseNotFound."""
+    wiring: Wiring = request.app.state.wiring
+    return wiring.responses.get(request.scope.get(KEY, b""), request.path_params["response_id"])
+
+
+def _past(store: ResponseStore, key: bytes, previous_id: str | None) -> list[dict[str, Any]]:
+    """Everything that has been said up to a previous response, it included.
+
+    Raises:
+        InvalidRequest: it is not kept.
+    """
+    if previous_id is None:
+        return []
+    try:
+        return store.get(key, previous_id).conversation
+    except ResponseNotFound as exc:
+        param = "previous_response_id"
+        raise InvalidRequest(f"{param}: {exc}", param, "previous_response_not_found") from None
+
+
+def _resolved(store: ResponseStore, key: bytes, item: dict[str, Any], index: int) -> dict[str, Any]:
+    """The item that a reference stands for. Raises InvalidRequest where it is not kept."""
+    if item["type"] != "item_reference":
+        return item
+    try:
+        kept = store.get(key, response_of(item["id"]))
+        return next(one for one in [*kept.given, *kept.response["output"]] if one["id"] == item["id"])
+    except (ResponseNotFound, StopIteration):
+        raise InvalidRequest(f"input[{index}].id: no such item is kept", f"input[{index}].id") from None
+
+
+def _json(body: Mapping[str, Any]) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")
