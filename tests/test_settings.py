@@ -275,6 +275,8 @@ def test_configuration_page_is_up_to_date() -> None:
 
 
 def test_check_prints_and_leaves(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("MLXCEL_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("MLXCEL_API_KEYS", "hunter2")
     monkeypatch.setenv("LLAMA_ARG_HOST", "0.0.0.0")
     monkeypatch.setenv("LLAMA_ARG_UBATCH", "512")
