@@ -114,7 +114,8 @@ class Service:
         card, text, _, _ = self._loaded()
         self._worker.check_room(ask.n)  # before the work of encoding
         prompt = await asyncio.to_thread(text.encode_chat, messages, template, card.n_ctx)
-        return self._begin([prompt], ask, await self._grammar(ask.shape), "messages", self._dialect)
+        continues = bool(template.get("continue_final_message"))
+        return self._begin([prompt], ask, await self._grammar(ask.shape), "messages", self._dialect, continues)
 
     async def complete(self, prompts: Sequence[str | Sequence[int]], ask: Ask) -> Completion:
         """Choice ``index`` is prompt * n + i, as OpenAI numbers them. Raises as ``chat``."""
@@ -124,7 +125,7 @@ class Service:
             await asyncio.to_thread(text.encode, prompt, window=card.n_ctx) if isinstance(prompt, str) else list(prompt)
             for prompt in prompts
         ]
-        return self._begin(encoded, ask, await self._grammar(ask.shape), "prompt")
+        return self._begin(encoded, ask, await self._grammar(ask.shape), "prompt", PLAIN, continues=True)
 
     async def _grammar(self, shape: Shape | None) -> Grammar | None:
         """Raises InvalidRequest for a shape that cannot be kept to."""
@@ -142,9 +143,10 @@ class Service:
         ask: Ask,
         grammar: Grammar | None,
         param: str,
-        dialect: Dialect | None = None,
+        dialect: Dialect,
+        continues: bool,
     ) -> Completion:
-        """Without a ``dialect`` the answer continues the prompt's text."""
+        """``continues``: the answer goes on in the middle of the prompt's text."""
         arrived_s = time.monotonic()
         card, _, vocabulary, _ = self._loaded()
         requests: list[Request] = []
@@ -172,8 +174,8 @@ class Service:
                 )
                 requests.append(request)
                 # What is held to a shape has no reasoning in it, whatever the prompt began.
-                reader = (dialect if dialect and grammar is None else PLAIN).reader(ask.tools, prompt_end)
-                index, continues, is_first = len(choices), dialect is None, i == 0
+                reader = (dialect if grammar is None else PLAIN).reader(ask.tools, prompt_end)
+                index, is_first = len(choices), i == 0
                 choices.append(
                     Choice(index, request, vocabulary, ask.stop, continues, reader, ask.many_calls, is_first)
                 )
@@ -245,6 +247,10 @@ class Service:
 
     def render(self, messages: Sequence[dict[str, Any]], template: dict[str, Any]) -> str:
         return self._loaded()[1].render(messages, template)
+
+    def count_chat(self, messages: Sequence[dict[str, Any]], template: dict[str, Any]) -> int:
+        """How many tokens the prompt of a chat has. Raises InvalidRequest, as ``render``."""
+        return len(self._loaded()[1].encode_chat(messages, template))
 
     async def recording(self) -> dict[str, Any]:
         """The last ticks. Raises FeatureOff."""

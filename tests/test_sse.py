@@ -18,6 +18,10 @@ def test_an_event_is_one_line_whatever_the_text() -> None:
     assert b"\r" not in raw
 
 
+def test_an_event_may_have_a_name() -> None:
+    assert event({"a": 1}, "some") == b'event: some\ndata: {"a":1}\n\n'
+
+
 def test_pings_fill_silence_and_lose_nothing() -> None:
     async def slow() -> AsyncGenerator[bytes, None]:
         yield b"a"

@@ -85,6 +85,14 @@ def test_first_to_become_complete_wins(split: list[str]) -> None:
     assert shown(["bc", "abc"]) == "x"
 
 
+def test_the_string_that_made_the_cut_is_known() -> None:
+    stop_strings = StopStrings(["bc", "abc", "d"])
+    stop_strings.feed("xab")
+    assert stop_strings.matched is None
+    stop_strings.feed("cd")
+    assert stop_strings.matched == "abc"
+
+
 def test_tokens_behind_the_cut_can_be_told() -> None:
     stop_strings = StopStrings(["END"])
     starts, emitted = [], ""

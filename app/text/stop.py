@@ -16,7 +16,7 @@ class StopStrings:
 
     ``num_fed`` and ``num_emitted`` count characters. A token whose text begins at character ``c`` (``num_fed`` before
     it was fed) belongs to the text given out once ``c < num_emitted``. After a match, tokens that begin at or after
-    ``num_emitted`` are behind the cut.
+    ``num_emitted`` are behind the cut. ``matched`` is the stop string that made the cut, None before.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -27,6 +27,7 @@ class StopStrings:
         self._held = ""
         self.num_fed = 0
         self.num_emitted = 0
+        self.matched: str | None = None
 
     def feed(self, text: str) -> tuple[str, bool]:
         """Take the next piece; return the text that may be shown now, and whether a stop string is complete.
@@ -35,8 +36,11 @@ class StopStrings:
         """
         self.num_fed += len(text)
         text = self._held + text
-        matches = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        shown = min(matches)[1] if matches else len(text) - unfinished(text, self._stops)
+        matches = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if matches:
+            _, shown, self.matched = min(matches)
+        else:
+            shown = len(text) - unfinished(text, self._stops)
         self._held = "" if matches else text[shown:]
         self.num_emitted += shown
         return text[:shown], bool(matches)
