@@ -12,45 +12,45 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.answers import Answer, ChatForm, Form, TextForm
-from app.api.delivery import Delivery, send_stream, send_whole
+from app.api.delivery import Delivery, chunks, send_stream, send_whole
 from app.api.fields import Limits
 from app.api.middleware import KEY
 from app.api.parse import parse, read_object, unknown_fields
-from app.api.protocol import ChatBody, CompletionBody, Generation
+from app.api.protocol import ChatBody, CompletionBody, Generation, ModelBody
 from app.api.rate_limit import Reservation
 from app.api.seam import Wiring
 from app.completion import Completion
 from app.errors import InvalidRequest, ModelNotFound
 from app.service import ModelCard
 
-G = TypeVar("G", bound=Generation)
+M = TypeVar("M", bound=ModelBody)
 
 IGNORED_HEADER = "x-mlxcel-ignored-fields"
 
 
 async def chat_completions(request: Request) -> Response:
     wiring: Wiring = request.app.state.wiring
-    key = _counted(request, wiring)
-    body, headers = await _read(request, wiring, ChatBody)
+    key = counted(request, wiring)
+    body, headers = await read_body(request, wiring, ChatBody)
     card = wiring.service.card
     ask = body.ask(card.default_sampling, Limits(card.vocab_size))
     answer = _answer(card, ChatForm(ask.sampling.num_logprobs is not None))
     reservation = wiring.limits.reservation(key)
-    with _unless_refused(reservation):
+    with unless_refused(reservation):
         completion = await wiring.service.chat(body.messages, replace(ask, reserve=reservation.take), body.template)
     return _delivery(completion, reservation, answer, body, body.n, headers)
 
 
 async def completions(request: Request) -> Response:
     wiring: Wiring = request.app.state.wiring
-    key = _counted(request, wiring)
-    body, headers = await _read(request, wiring, CompletionBody)
+    key = counted(request, wiring)
+    body, headers = await read_body(request, wiring, CompletionBody)
     card = wiring.service.card
     ask = body.ask(card.default_sampling, Limits(card.vocab_size))
     echoes = [wiring.service.detokenize(p) if isinstance(p, list) else p for p in body.prompt] if body.echo else []
     answer = _answer(card, TextForm(ask.sampling.num_logprobs is not None, echoes, body.n))
     reservation = wiring.limits.reservation(key)
-    with _unless_refused(reservation):
+    with unless_refused(reservation):
         completion = await wiring.service.complete(body.prompt, replace(ask, reserve=reservation.take))
     return _delivery(completion, reservation, answer, body, body.n * len(body.prompt), headers)
 
@@ -61,7 +61,7 @@ def check_model(card: ModelCard, name: str | None) -> None:
         raise ModelNotFound(name)
 
 
-def _counted(request: Request, wiring: Wiring) -> bytes:
+def counted(request: Request, wiring: Wiring) -> bytes:
     """The client's key, empty where none is asked for, with this request counted on it. Raises RateLimited."""
     key: bytes = request.scope.get(KEY, b"")
     wiring.limits.take_request(key)
@@ -69,7 +69,7 @@ def _counted(request: Request, wiring: Wiring) -> bytes:
 
 
 @contextmanager
-def _unless_refused(reservation: Reservation) -> Iterator[None]:
+def unless_refused(reservation: Reservation) -> Iterator[None]:
     """What is refused before it is submitted has used nothing."""
     try:
         yield
@@ -78,7 +78,13 @@ def _unless_refused(reservation: Reservation) -> Iterator[None]:
         raise
 
 
-async def _read(request: Request, wiring: Wiring, kind: type[G]) -> tuple[G, dict[str, str]]:
+async def read_body(request: Request, wiring: Wiring, kind: type[M]) -> tuple[M, dict[str, str]]:
+    """A body for the model that is served, and the header that names what is ignored of it.
+
+    Raises:
+        InvalidRequest: something about it is wrong, or unknown where that is refused.
+        ModelNotFound: it names another model.
+    """
     value = await read_object(request, wiring.settings.max_body_bytes)
     unknown = unknown_fields(kind, value)
     if unknown and wiring.settings.strict_fields:
@@ -105,7 +111,8 @@ def _delivery(
     headers: dict[str, str],
 ) -> Delivery:
     """From here on the completion has an owner: nothing may come between its birth and this."""
-    deliver = partial(send_whole, completion, answer, headers)
+    deliver = partial(send_whole, completion, answer.whole, headers)
     if body.stream:
-        deliver = partial(send_stream, completion, answer, headers, num_choices, body.wants_usage)
+        events = chunks(completion, answer, num_choices, body.wants_usage)
+        deliver = partial(send_stream, completion, events, headers)
     return Delivery(completion, reservation, deliver)

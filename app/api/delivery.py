@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -17,7 +17,7 @@ from app.api import sse
 from app.api.answers import Answer, timings_json, usage_json
 from app.api.errors import refusal
 from app.api.rate_limit import Reservation
-from app.completion import Completion, Delta
+from app.completion import Completion, Delta, Timings, Usage
 
 log = logging.getLogger("mlxcel.api")
 
@@ -25,6 +25,9 @@ ADMISSION_WAIT_S = 10.0
 # How long a client may leave what was sent to it unread, once all buffers on the way are full.
 SEND_TIMEOUT_S = 30.0
 FACTS = "mlxcel.generation"  # where a scope holds the facts of its completion, for the access log
+
+# The deltas of each choice, with what they took, as one JSON object.
+WriteWhole = Callable[[Mapping[int, list[Delta]], Usage, Timings], dict[str, Any]]
 
 
 class Delivery(Response):
@@ -77,45 +80,50 @@ def _facts(completion: Completion, end: str) -> dict[str, Any]:
     }
 
 
-async def send_whole(completion: Completion, answer: Answer, headers: dict[str, str], send: Send) -> None:
+async def send_whole(completion: Completion, write: WriteWhole, headers: dict[str, str], send: Send) -> None:
     """Send everything at once, when all choices are finished."""
     deltas: dict[int, list[Delta]] = {}
     async for delta in completion:
         deltas.setdefault(delta.index, []).append(delta)
-    body = orjson.dumps(answer.whole(deltas, completion.usage, completion.timings))
+    body = orjson.dumps(write(deltas, completion.usage, completion.timings))
     await _start(send, {**headers, "content-type": "application/json", "content-length": str(len(body))})
     await send({"type": "http.response.body", "body": body})
 
 
 async def send_stream(
-    completion: Completion, answer: Answer, headers: dict[str, str], num_choices: int, with_usage: bool, send: Send
+    completion: Completion,
+    events: AsyncGenerator[bytes, None],
+    headers: dict[str, str],
+    send: Send,
+    ping: bytes = sse.PING,
 ) -> None:
-    """Send server-sent events. Headers wait for admission, for a while: until then a refusal is a real status."""
+    """Send the completion's server-sent events. Headers wait for admission, for a while: until then a refusal is a real
+    status."""
     await completion.admitted(ADMISSION_WAIT_S)
-    source = _events(completion, answer, num_choices, with_usage)
     try:
         await _start(send, {**headers, **sse.HEADERS})
-        async with aclosing(sse.with_pings(source, sse.PING_INTERVAL_S)) as events:
-            async for event in events:
+        async with aclosing(sse.with_pings(events, sse.PING_INTERVAL_S, ping)) as pinged:
+            async for event in pinged:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
     except OSError:
         return  # how newer ASGI servers say that the client has left
 
 
-async def _events(
+async def chunks(
     completion: Completion, answer: Answer, num_choices: int, with_usage: bool
 ) -> AsyncGenerator[bytes, None]:
+    """The answer as OpenAI streams it; a failure is the last event."""
     usage_field = {"usage": None} if with_usage else {}
     open_choices = num_choices
     last: dict[str, object] = {}
     try:
         async for delta in completion:
             open_choices -= delta.finish_reason is not None
-            chunks = [answer.chunk([piece], **usage_field) for piece in answer.form.pieces(delta)]
-            if open_choices == 0 and chunks:
-                last = chunks.pop()  # waits for the timings, which are complete after the last delta
-            for chunk in chunks:
+            ready = [answer.chunk([piece], **usage_field) for piece in answer.form.pieces(delta)]
+            if open_choices == 0 and ready:
+                last = ready.pop()  # waits for the timings, which are complete after the last delta
+            for chunk in ready:
                 yield sse.event(chunk)
     except Exception as exc:
         yield sse.event(refusal(exc).body)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from app.api.protocol import Body, Generation, StreamOptions
+from app.api.protocol import Body, ModelBody, StreamOptions
 from app.errors import InvalidRequest
 
 B = TypeVar("B", bound=Body)
@@ -32,6 +32,7 @@ TEXTS = {
     "model_type": "must be an object",
     "string_too_short": "must not be empty",
     "too_long": "must have at most {max_length} entries",
+    "extra_forbidden": "is not supported by this server",
     "literal_error": "must be one of {expected}",
     "greater_than": "must be greater than {gt}",
     "greater_than_equal": "must be at least {ge}",
@@ -73,7 +74,7 @@ def parse(kind: type[B], value: Mapping[str, Any]) -> B:
         InvalidRequest: the first fault, naming the field.
     """
     given = {name: item for name, item in value.items() if item is not None}
-    if issubclass(kind, Generation):
+    if issubclass(kind, ModelBody):
         for name, neutral in kind.neutral.items():
             if name in given and not any(given[name] == item and type(given[name]) is type(item) for item in neutral):
                 raise InvalidRequest(f"{name}: this value is not supported by this server", name)
@@ -83,11 +84,11 @@ def parse(kind: type[B], value: Mapping[str, Any]) -> B:
         raise _readable(exc) from None
 
 
-def unknown_fields(kind: type[Generation], value: Mapping[str, Any]) -> list[str]:
+def unknown_fields(kind: type[ModelBody], value: Mapping[str, Any]) -> list[str]:
     """Names that no API we follow knows, fit for a header: printable ASCII, short, and not too many."""
     given = {name for name, item in value.items() if item is not None}
     names = sorted(given - kind.known_fields())
-    options = value.get("stream_options")
+    options = value.get("stream_options") if "stream_options" in kind.model_fields else None
     if isinstance(options, dict):
         names += sorted(f"stream_options.{name}" for name in set(options) - set(StreamOptions.model_fields))
     return [_printable(name) for name in names[:MAX_NAMED_FIELDS]]

@@ -42,10 +42,31 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-class Generation(Body):
-    """What chat and text completions have in common."""
+class ModelBody(Body):
+    """What is asked of the model that is served, and the fate of each field that its API knows.
+
+    ``neutral`` are fields that are refused, with the values that ask for nothing; ``inert`` those without effect, and
+    why.
+    """
 
     model: str | None = Field(None, description="an accepted name, else 404")
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    inert: ClassVar[dict[str, str]] = {}
+
+    @classmethod
+    def known_fields(cls) -> frozenset[str]:
+        """Every name that is honoured, refused by value, or documented as without effect."""
+        return frozenset(cls.model_fields) | frozenset(cls.neutral) | frozenset(cls.inert)
+
+    def unread(self, chat_template: str) -> list[str]:
+        """The fields given that the model's chat template has no use for."""
+        return []
+
+
+class Generation(ModelBody):
+    """What chat and text completions have in common."""
+
     stream: bool = Field(False, description="the answer as server-sent events")
     stream_options: StreamOptions | None = Field(
         None, description="`include_usage`; `include_obfuscation` has no effect"
@@ -77,12 +98,7 @@ class Generation(Body):
     json_schema: dict[str, Any] | None = Field(None, description="a schema, as llama-server has it")
     grammar: str = Field("", description="GBNF or Lark")
 
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
-
-    @classmethod
-    def known_fields(cls) -> frozenset[str]:
-        """Every name that is honoured, refused by value, or documented as without effect."""
-        return frozenset(cls.model_fields) | frozenset(cls.neutral) | frozenset(INERT)
+    inert = INERT
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -102,10 +118,6 @@ class Generation(Body):
     def shape(self) -> Shape | None:
         """What the answer must look like. Raises InvalidRequest."""
         return shape_of(self.response_format, self.json_schema, self.grammar)
-
-    def unread(self, chat_template: str) -> list[str]:
-        """The fields given that the model's chat template has no use for."""
-        return []
 
     @property
     def wants_usage(self) -> bool:
