@@ -1,4 +1,4 @@
-"""Writes the table of fields in docs/api.md out of the request bodies: ``python -m ops.api_page``."""
+"""Writes the tables of fields in docs/api.md out of the request bodies: ``python -m ops.api_page``."""
 
 from __future__ import annotations
 
@@ -7,40 +7,48 @@ from typing import Any
 
 import orjson
 
-from app.api.fields import INERT
-from app.api.protocol import ChatBody, CompletionBody, Generation
+from app.api.message_body import CountBody, MessageBody
+from app.api.protocol import ChatBody, CompletionBody, ModelBody
 
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
-BEGIN = "<!-- fields: written by `make docs`; a test keeps them equal to app/api -->\n"
-END = "<!-- end of fields -->\n"
+BEGIN = "<!-- {}: written by `make docs`; a test keeps them equal to app/api -->\n"
+END = "<!-- end of {} -->\n"
 WORDS = {"array": "list", "boolean": "true or false"}
-KINDS: tuple[type[Generation], ...] = (ChatBody, CompletionBody)
+# The name of each table, and its columns.
+TABLES: dict[str, dict[str, type[ModelBody]]] = {
+    "fields": {"in chat completions": ChatBody, "in text completions": CompletionBody},
+    "fields of messages": {"in messages": MessageBody, "in count_tokens": CountBody},
+}
 
 
 def render_page(page: str) -> str:
-    """``page`` with the table as the code has it now."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + "\n".join(_table()) + "\n" + END + after
+    """``page`` with the tables as the code has them now."""
+    for name, columns in TABLES.items():
+        before, begin, rest = page.partition(BEGIN.format(name))
+        _, end, after = rest.partition(END.format(name))
+        page = before + begin + "\n".join(_table(columns)) + "\n" + end + after
+    return page
 
 
-def fate(kind: type[Generation], name: str) -> str:
+def fate(kind: type[ModelBody], name: str) -> str:
     """What happens to a field; empty for one that is unknown in this kind of request."""
     if name in kind.model_fields:
         return _shape(kind.model_json_schema()["properties"][name])
     if name in kind.neutral:
         neutral = ", ".join(f"`{orjson.dumps(value).decode()}`" for value in kind.neutral[name])
         return f"refused, but {neutral}" if neutral else "refused"
-    return "no effect" if name in INERT else ""
+    return "no effect" if name in kind.inert else ""
 
 
-def _table() -> list[str]:
-    names = [name for kind in KINDS for name in (*kind.model_fields, *kind.neutral)]
-    lines = ["| field | in chat completions | in text completions | |", "|---|---|---|---|"]
-    for name in dict.fromkeys([*names, *INERT]):
-        fates = " | ".join(fate(kind, name) or "unknown" for kind in KINDS)
-        notes = [kind.model_fields[name].description or "" for kind in KINDS if name in kind.model_fields]
-        note = "; ".join(dict.fromkeys(filter(None, notes))) or INERT.get(name, "")
+def _table(columns: dict[str, type[ModelBody]]) -> list[str]:
+    kinds = tuple(columns.values())
+    names = [name for kind in kinds for name in (*kind.model_fields, *kind.neutral)]
+    inert = {name: reason for kind in kinds for name, reason in kind.inert.items()}
+    lines = [f"| field | {' | '.join(columns)} | |", "|---|" + "---|" * len(columns) + "---|"]
+    for name in dict.fromkeys([*names, *inert]):
+        fates = " | ".join(fate(kind, name) or "unknown" for kind in kinds)
+        notes = [kind.model_fields[name].description or "" for kind in kinds if name in kind.model_fields]
+        note = "; ".join(dict.fromkeys(filter(None, notes))) or inert.get(name, "")
         lines.append(f"| `{name}` | {fates} | {note} |")
     return lines
 

@@ -12,6 +12,7 @@ from app.api import endpoints
 from app.api.completions import IGNORED_HEADER, chat_completions, completions
 from app.api.errors import respond
 from app.api.keys import Keys
+from app.api.messages import count_tokens, messages
 from app.api.middleware import Access, ApiKeys
 from app.api.rate_limit import RateLimits
 from app.api.seam import Counting, HttpSettings, Serving, Wiring
@@ -41,6 +42,8 @@ def routes() -> list[Route]:
     return [
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/messages", messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
         Route("/v1/models", endpoints.list_models),
         Route("/v1/models/", endpoints.list_models),
         Route("/v1/models/{model_id:path}", endpoints.get_model),
