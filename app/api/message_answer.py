@@ -96,8 +96,9 @@ class MessageAnswer:
         last = Delta(0)
         try:
             await completion.admitted(None)
-            message = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
-            yield _sent({"type": "message_start", "message": {**message, "usage": usage_json(completion.usage)}})
+            message: dict[str, Any] = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
+            message["usage"] = usage_json(completion.usage)
+            yield _sent({"type": "message_start", "message": message})
             yield PING
             async for delta in completion:
                 last = delta
