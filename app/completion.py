@@ -203,13 +203,14 @@ class Completion:
         self._worker.cancel(self._choices)
         self._news.put_nowait(Refused(news.request_id, Unavailable("The answer was not read fast enough.")))
 
-    async def admitted(self, timeout_s: float) -> None:
-        """Return when every choice has a slot, or after ``timeout_s``; raise what refuses or fails one before."""
-        waiting = set(self._choices)
+    async def admitted(self, timeout_s: float | None) -> None:
+        """Return when every choice has a slot, or after ``timeout_s`` if that is given; raise what refuses or fails one
+        before."""
+        waiting = set(self._choices) - {news.request_id for news in self._unread}
         try:
             async with asyncio.timeout(timeout_s):
                 while waiting:
-                    news = await self._news.get()
+                    news = await self._receive()
                     self._unread.append(news)
                     if failure := _failure(news):
                         raise failure
@@ -225,16 +226,13 @@ class Completion:
         try:
             reason: str | None = None
             while any(choice.is_open for choice in self._choices.values()):
-                news = self._unread.popleft() if self._unread else await self._news.get()
+                news = self._unread.popleft() if self._unread else await self._receive()
                 choice = self._choices[news.request_id]
                 if not choice.is_open:
                     continue
                 if failure := _failure(news):
                     raise failure
-                if isinstance(news, Admitted):
-                    choice.admitted_s, choice.num_cached = news.at_s, news.num_cached
-                    self.usage.cached_tokens += news.num_cached if choice.is_first else 0
-                elif isinstance(news, Token):
+                if isinstance(news, Token):
                     with _making_text(choice):
                         delta = choice.take(news)
                     if delta.finish_reason is not None:
@@ -253,6 +251,15 @@ class Completion:
             self.finish_reason = reason
         finally:
             self.close()
+
+    async def _receive(self) -> News:
+        """The next of the news. What an admission tells is known from here on, also while it is unread."""
+        news = await self._news.get()
+        if isinstance(news, Admitted):
+            choice = self._choices[news.request_id]
+            choice.admitted_s, choice.num_cached = news.at_s, news.num_cached
+            self.usage.cached_tokens += news.num_cached if choice.is_first else 0
+        return news
 
     def close(self) -> None:
         """Cancel what still runs. May be called at any time, and again."""

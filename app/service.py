@@ -122,14 +122,15 @@ class Service:
         if ask.forced:
             dialect, form = dialect.forced
             shape = Shape("calls", form.grammar(ask.forced, ask.many_calls, vocabulary.added), "tools")
-        return self._begin([prompt], ask, await self._grammar(shape), "messages", dialect)
+        continues = bool(template.get("continue_final_message"))
+        return self._begin([prompt], ask, await self._grammar(shape), "messages", dialect, continues)
 
     async def complete(self, prompts: Sequence[str | Sequence[int | str]], ask: Ask) -> Completion:
         """A prompt is text, token ids, or a mixture. Choice ``index`` is prompt * n + i, as OpenAI numbers them. Raises
         as ``chat``."""
         self._worker.check_room(len(prompts) * ask.n)
         encoded = [await self._encoded([prompt] if isinstance(prompt, str) else prompt) for prompt in prompts]
-        return self._begin(encoded, ask, await self._grammar(ask.shape), "prompt")
+        return self._begin(encoded, ask, await self._grammar(ask.shape), "prompt", PLAIN, continues=True)
 
     async def _encoded(self, parts: Sequence[int | str]) -> list[int]:
         card, text, _, _ = self._loaded()
@@ -152,9 +153,10 @@ class Service:
         ask: Ask,
         grammar: Grammar | None,
         param: str,
-        dialect: Dialect | None = None,
+        dialect: Dialect,
+        continues: bool,
     ) -> Completion:
-        """Without a ``dialect`` the answer continues the prompt's text."""
+        """``continues``: the answer goes on in the middle of the prompt's text."""
         arrived_s = time.monotonic()
         card, _, vocabulary, _ = self._loaded()
         requests: list[Request] = []
@@ -182,9 +184,9 @@ class Service:
                 )
                 requests.append(request)
                 # What is held to a shape has no reasoning in it, whatever the prompt began, and no calls unless forced.
-                reads = dialect if dialect and (grammar is None or ask.forced) else PLAIN
+                reads = dialect if grammar is None or ask.forced else PLAIN
                 reader = reads.reader(ask.tools, prompt_end if grammar is None else "")
-                index, continues, is_first = len(choices), dialect is None, i == 0
+                index, is_first = len(choices), i == 0
                 choices.append(
                     Choice(index, request, vocabulary, ask.stop, continues, reader, ask.many_calls, is_first)
                 )
@@ -256,6 +258,10 @@ class Service:
 
     def render(self, messages: Sequence[dict[str, Any]], template: dict[str, Any]) -> str:
         return self._loaded()[1].render(messages, template)
+
+    def count_chat(self, messages: Sequence[dict[str, Any]], template: dict[str, Any]) -> int:
+        """How many tokens the prompt of a chat has. Raises InvalidRequest, as ``render``."""
+        return len(self._loaded()[1].encode_chat(messages, template))
 
     async def recording(self) -> dict[str, Any]:
         """The last ticks. Raises FeatureOff."""

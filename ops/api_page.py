@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from app.api.llama_protocol import InfillBody, LlamaBody
+from app.api.message_body import CountBody, MessageBody
 from app.api.protocol import ChatBody, CompletionBody, ModelBody
 from app.api.response_body import ResponseBody
 
@@ -18,6 +19,7 @@ WORDS = {"array": "list", "boolean": "true or false"}
 # The name of each table, and its columns.
 TABLES: dict[str, dict[str, type[ModelBody]]] = {
     "fields": {"in chat completions": ChatBody, "in text completions": CompletionBody, "in responses": ResponseBody},
+    "fields of messages": {"in messages": MessageBody, "in count_tokens": CountBody},
     "fields of llama-server": {"in /completion": LlamaBody, "in /infill": InfillBody},
 }
 

@@ -47,9 +47,9 @@ class ScriptedCompletion:
         self.timings = Timings(queue_s=0.1, prompt_s=0.5, predicted_s=1.5)
         self.finish_reason: str | None = None
         self.num_closed = 0
-        self.waits: list[float] = []
+        self.waits: list[float | None] = []
 
-    async def admitted(self, timeout_s: float) -> None:
+    async def admitted(self, timeout_s: float | None) -> None:
         self.waits.append(timeout_s)
         if self.refused:
             raise self.refused
@@ -105,6 +105,9 @@ class ScriptedService:
 
     def render(self, messages: Sequence[dict[str, Any]], template: dict[str, Any]) -> str:
         return "|".join(message["content"] for message in messages) + "".join(sorted(template))
+
+    def count_chat(self, messages: Sequence[dict[str, Any]], template: dict[str, Any]) -> int:
+        return len(self.render(messages, template))
 
     async def chat(self, messages: Sequence[dict[str, Any]], ask: Ask, template: dict[str, Any]) -> ScriptedCompletion:
         return self._answer(messages, ask, template)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from app.text.detokenizer import Vocabulary
 from app.text.grammar import Grammars
 from app.worker import Worker
 from tests.played import PATIENCE_S, PlayedEngine, until, working
+from tests.test_detokenizer import byte_fallback
 
 WORDS = ("Hello", "Ġworld", "abc", "bcd", "cd!", "one", "two")
 TEMPLATE = "{% for m in messages %}<s>{{ m.content }}<end>{% endfor %}"
@@ -167,6 +168,7 @@ def test_a_stop_string_never_leaks(pieces: list[Any], stop: tuple[str, ...], tex
             completion = await stage.service.complete(["p"], Ask(SamplingParams(num_logprobs=0), stop=stop))
             deltas = await read(completion)
             assert joined(deltas) == (text, "stop")
+            assert deltas[-1].stop_string == stop[0]
             assert completion.usage.completion_tokens == num_output
             shown = b"".join(entry.data for delta in deltas for entry in delta.logprobs).decode()
             assert shown.startswith(text)
@@ -436,6 +438,38 @@ def test_admitted_returns_after_its_timeout_or_cancelled_and_loses_no_news() -> 
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             stage.engine.allow()
+            assert joined(await read(completion)) == ("onetwo", "stop")
+
+    go(body())
+
+
+@pytest.mark.parametrize("continues", [False, True])
+def test_a_chat_that_continues_its_last_message_keeps_the_space_between(continues: bool) -> None:
+    tokenizer = byte_fallback()
+    tokenizer.chat_template = TEMPLATE
+    the, end = tokenizer.convert_tokens_to_ids(["▁the", "<end>"])
+    card = replace(CARD, vocab_size=len(tokenizer), end_tokens=frozenset({end}))
+
+    async def body() -> None:
+        async with working(PlayedEngine(lambda row, index: end if index else the)) as worker:
+            service = Service(worker, lambda *_: None)
+            grammars = Grammars(TOKENIZER, card.end_tokens, card.vocab_size)
+            service.open(card, ChatText(tokenizer, card.end_tokens), Vocabulary(tokenizer), grammars)
+            template = {"add_generation_prompt": False, "continue_final_message": continues}
+            completion = await service.chat(USER, Ask(), template)
+            assert joined(await read(completion)) == (" the" if continues else "the", "stop")
+
+    go(body())
+
+
+def test_admitted_may_be_asked_again_and_tells_what_was_cached() -> None:
+    async def body() -> None:
+        async with playing(ids("one", "two"), prefix_cache=True) as stage:
+            await read(await stage.service.complete(["p" * 40], Ask()))
+            completion = await stage.service.complete(["p" * 40], Ask())
+            await completion.admitted(None)
+            await completion.admitted(None)
+            assert completion.usage.cached_tokens > 0
             assert joined(await read(completion)) == ("onetwo", "stop")
 
     go(body())

@@ -29,7 +29,7 @@ def shape_of(response_format: dict[str, Any] | None, json_schema: dict[str, Any]
     """
     shapes = [
         _from_format(response_format) if response_format is not None else None,
-        _schema(json_schema, "json_schema") if json_schema is not None else None,
+        schema_shape(json_schema, "json_schema") if json_schema is not None else None,
         _grammar(grammar) if grammar else None,
     ]
     given = [shape for shape in shapes if shape is not None]
@@ -53,7 +53,7 @@ def forced_calls(tools: Sequence[dict[str, Any]], names: Collection[str]) -> tup
             parameters = function.get("parameters", NO_PARAMETERS)
             if parameters.get("type", "object") != "object":
                 raise _fault(where, "must describe an object, for a call to be forced")
-            found.append((function["name"], _schema({"type": "object", **parameters}, where).source))
+            found.append((function["name"], schema_shape({"type": "object", **parameters}, where).source))
     num_bytes = sum(len(schema.encode()) for _, schema in found)
     if num_bytes > MAX_FORCED_BYTES:
         raise _fault("tools", f"to force a call, {MAX_FORCED_BYTES} bytes of parameters are allowed, not {num_bytes}")
@@ -72,7 +72,7 @@ def _from_format(value: dict[str, Any]) -> Shape | None:
         schema = given.get("schema", {})
         if not isinstance(schema, dict):
             raise _fault("response_format.schema", "must be an object")
-        return _schema({"type": "object", **schema}, "response_format")
+        return schema_shape({"type": "object", **schema}, "response_format")
     named = given.get("json_schema")
     if not isinstance(named, dict):
         raise _fault("response_format.json_schema", "must be an object")
@@ -84,10 +84,11 @@ def _from_format(value: dict[str, Any]) -> Shape | None:
             raise _fault(f"response_format.json_schema.{name}", f"must be {expected}")
     if "schema" not in named:
         raise _fault("response_format.json_schema.schema", "is required")
-    return _schema(named["schema"], "response_format")
+    return schema_shape(named["schema"], "response_format")
 
 
-def _schema(schema: dict[str, Any], param: str) -> Shape:
+def schema_shape(schema: dict[str, Any], param: str) -> Shape:
+    """JSON that fits ``schema``. Raises InvalidRequest naming ``param``: too large, or nested too deeply."""
     try:
         source = orjson.dumps(schema)
     except orjson.JSONEncodeError:

@@ -12,6 +12,7 @@ from app.api import endpoints, llama, responses
 from app.api.completions import IGNORED_HEADER, chat_completions, completions
 from app.api.errors import respond
 from app.api.keys import Keys
+from app.api.messages import count_tokens, messages
 from app.api.middleware import Access, ApiKeys
 from app.api.rate_limit import LIMIT_HEADERS, RateLimits
 from app.api.response_store import ResponseStore
@@ -51,6 +52,8 @@ def routes() -> list[Route]:
         Route("/v1/responses", responses.create, methods=["POST"]),
         Route("/v1/responses/{response_id}", responses.StoredResponse),
         Route("/v1/responses/{response_id}/input_items", responses.input_items),
+        Route("/v1/messages", messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
         Route("/v1/models", endpoints.list_models),
         Route("/v1/models/", endpoints.list_models),
         Route("/v1/models/{model_id:path}", endpoints.get_model),

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from app import errors
+from app.api.message_errors import is_message_path, message_error
 
 log = logging.getLogger("mlxcel.api")
 
@@ -37,11 +39,12 @@ HTTP_TEXTS = {
 }
 
 RETRY_AFTER_S = 1
+REQUEST_ID = "mlxcel.request_id"  # where a scope holds its request id
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A failure ready to be sent: ``body`` is the whole JSON object, ``{"error": {...}}``."""
+    """A failure ready to be sent: ``body`` is the whole JSON object, with the text at ``["error"]["message"]``."""
 
     status: int
     body: dict[str, Any]
@@ -85,9 +88,18 @@ def refusal(exc: Exception) -> Refusal:
     return Refusal(status, body, headers)
 
 
+def refusal_for(scope: Scope, exc: Exception) -> Refusal:
+    """``refusal``, in the shape of the API that the request came for."""
+    found = refusal(exc)
+    if is_message_path(scope["path"]):
+        text = found.body["error"]["message"]
+        return replace(found, body=message_error(found.status, text, scope.get(REQUEST_ID, "")))
+    return found
+
+
 def respond(request: Request, exc: Exception) -> Response:
     """The application's exception entry, for our own tree and for starlette's HTTPException."""
-    return refusal(exc).response()
+    return refusal_for(request.scope, exc).response()
 
 
 def _envelope(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:

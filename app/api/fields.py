@@ -9,7 +9,7 @@ from typing import Any
 
 from app.errors import InvalidRequest
 
-NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 # Accepted without effect, and why: most steer a hosted service, not an answer.
@@ -149,7 +149,7 @@ def _tool(item: Any, where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{at}: must be an object", at)
     function = {name: value for name, value in item["function"].items() if value is not None}
     if not isinstance(function.get("name"), str) or not NAME.fullmatch(function["name"]):
-        raise InvalidRequest(f"{at}.name: must be 1 to 64 letters, digits, and any of _ . -", f"{at}.name")
+        raise InvalidRequest(f"{at}.name: must be 1 to 128 letters, digits, and any of _ . -", f"{at}.name")
     if not isinstance(function.get("parameters", {}), dict):
         raise InvalidRequest(f"{at}.parameters: must be an object", f"{at}.parameters")
     if not isinstance(function.get("description", ""), str):

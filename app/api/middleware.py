@@ -13,8 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import errors
 from app.api.delivery import FACTS
-from app.api.errors import refusal
+from app.api.errors import REQUEST_ID, refusal_for
 from app.api.keys import Keys
+from app.api.message_errors import is_message_path
 from app.api.seam import Counting
 
 log = logging.getLogger("mlxcel.access")
@@ -43,7 +44,7 @@ class Access:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request_id = _request_id(Headers(scope=scope).get("x-request-id"))
+        request_id = scope[REQUEST_ID] = _request_id(Headers(scope=scope).get("x-request-id"))
         status: int | None = None
         started_s = time.perf_counter()
 
@@ -54,6 +55,8 @@ class Access:
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
                 headers.update(scope[LIMITS]() if LIMITS in scope else {})
+                if is_message_path(scope["path"]):
+                    headers["request-id"] = request_id  # as Anthropic calls it
             await send(message)
 
         try:
@@ -61,11 +64,11 @@ class Access:
         except ClientDisconnect:
             # Its body is broken off or malformed; should it still be there, it learns so.
             if status is None:
-                broken = refusal(errors.InvalidRequest("The request body broke off before its end.")).response()
-                await broken(scope, receive, send_marked)
+                broken = refusal_for(scope, errors.InvalidRequest("The request body broke off before its end."))
+                await broken.response()(scope, receive, send_marked)
                 status = None
         except Exception as exc:
-            answer = refusal(exc).response()
+            answer = refusal_for(scope, exc).response()
             if status is not None:
                 raise  # headers are out: only the server below can still end this connection
             await answer(scope, receive, send_marked)
@@ -88,7 +91,8 @@ class Access:
 
 
 class ApiKeys:
-    """Ask for ``Authorization: Bearer <key>`` on all paths but the health checks. A good key stays in the scope."""
+    """Ask for ``Authorization: Bearer <key>``, or ``x-api-key: <key>`` as Anthropic has it, on all paths but the health
+    checks. A good key stays in the scope."""
 
     def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self.app = app
@@ -98,17 +102,18 @@ class ApiKeys:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             key = self._accepted(scope)
             if key is None:
-                await refusal(errors.Unauthorized()).response()(scope, receive, send)
+                await refusal_for(scope, errors.Unauthorized()).response()(scope, receive, send)
                 return
             scope[KEY] = key
         await self.app(scope, receive, send)
 
     def _accepted(self, scope: Scope) -> bytes | None:
         # Bytes, not str: compare_digest raises on text outside ASCII. All keys are compared, so time tells nothing.
-        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, given = header.partition(b" ")
-        matches = [key for key in self.keys.current() if hmac.compare_digest(given.strip(), key)]
-        return matches[0] if matches and scheme.lower() == b"bearer" else None
+        headers = dict(reversed(list(scope["headers"])))  # of several, the first
+        scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+        given = (bearer.strip() if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b"").strip())
+        matches = [key for one in given for key in self.keys.current() if hmac.compare_digest(one, key)]
+        return matches[0] if matches else None
 
 
 def _request_id(given: str | None) -> str:
