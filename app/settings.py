@@ -235,17 +235,17 @@ def flags_of(field: str) -> list[str]:
     return ["--" + name.removeprefix(PREFIX).lower().replace("_", "-") for name in names if name.startswith(PREFIX)]
 
 
-def load(flags: Mapping[str, str] | None = None) -> Settings:
-    """Read the environment and flags by field name, which win. Empty variables are unset.
+def load(flags: Mapping[str, str | None] | None = None) -> Settings:
+    """Read the environment and flags by field name, which win. What is empty is unset, a flag as well as a variable.
 
     Raises:
         StartError: an unknown name, a value that is not allowed, or a contradiction, in one line.
     """
-    flags = flags or {}
+    chosen = {field: value for field, value in (flags or {}).items() if value}
     given = _given()
-    given |= {field: ("--" + field.replace("_", "-"), value, "flag") for field, value in flags.items()}
+    given |= {field: ("--" + field.replace("_", "-"), value, "flag") for field, value in chosen.items()}
     try:
-        settings = Settings(**dict(flags))  # type: ignore[arg-type]  # strings, which it validates
+        settings = Settings(**chosen)  # type: ignore[arg-type]  # strings, which it validates
     except ValidationError as error:
         raise StartError(_one_line(error, given)) from None
     settings._sources.update({field: source for field, (_, _, source) in given.items()})
