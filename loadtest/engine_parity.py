@@ -59,10 +59,12 @@ class Answer:
     num_new: int
 
 
-def answers(model: Path | str, prompts: Sequence[str], num_new: int, folder: Path) -> Iterator[tuple[Answer, Answer]]:
+def answers(
+    model: Path | str, prompts: Sequence[str], num_new: int, folder: Path, **settings: str
+) -> Iterator[tuple[Answer, Answer]]:
     """For each prompt the server's answer and that of the command, of ``num_new`` tokens at most. ``folder`` is for
-    logs."""
-    contestant = ours(model, NUM_SLOTS, SDPA_DETERMINISTIC="1")
+    logs, ``settings`` are for both, without their prefix."""
+    contestant = ours(model, NUM_SLOTS, SDPA_DETERMINISTIC="1", **settings)
     with running(contestant, folder) as server, ThreadPoolExecutor(len(prompts)) as pool:
         served = list(pool.map(lambda prompt: _served(server.url, prompt, num_new), prompts))
     for prompt, answer in zip(prompts, served, strict=True):

@@ -42,7 +42,7 @@ def test_nothing_fails_on_a_machine_that_runs_these_tests(tmp_path: Path) -> Non
 def broken_weights(model: Path, folder: Path) -> str:
     shutil.copytree(model, folder / "broken")
     file = folder / "broken" / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:1000])
+    file.write_bytes(file.read_bytes()[:-1000])
     return str(folder / "broken")
 
 
@@ -50,7 +50,7 @@ def test_a_broken_model_fails_and_its_memory_is_not_guessed(tiny_model_dir: Path
     code, checks = examined("--model", broken_weights(tiny_model_dir, tmp_path))
     assert code == 1
     assert checks["model"]["verdict"] == "fail"
-    assert "is incomplete: it has 1000 of" in checks["model"]["found"]
+    assert "is incomplete: it has " in checks["model"]["found"]
     assert [name for name in NAMES if name not in checks] == ["memory"]
     assert [name for name, check in checks.items() if check["verdict"] == "fail"] == ["model"]
 

@@ -8,7 +8,7 @@ from loadtest.engine_parity import PROMPTS, answers
 
 
 def test_run_says_what_the_server_says(model_dir: Path, tmp_path: Path) -> None:
-    pairs = list(answers(model_dir, [PROMPTS[0], PROMPTS[8], PROMPTS[19]], 8, tmp_path))
+    pairs = list(answers(model_dir, [PROMPTS[0], PROMPTS[8], PROMPTS[19]], 8, tmp_path, BLAS_THREADS="1"))
     assert [server for server, _ in pairs] == [command for _, command in pairs]
     assert pairs[0][0].text == "The capital of France is Paris."
     assert all(server.num_new > 1 for server, _ in pairs)
