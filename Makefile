@@ -11,9 +11,8 @@ LOCK := env -u PIP_FIND_LINKS $(UV) pip compile --quiet --universal --generate-h
 	--no-config --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-deploy routers bench loadtest loadtest-smoke figures determinism format docs wheelhouse \
-	sums image compose-up \
-	compose-down mac-contract lock clean
+.PHONY: help serve test test-deploy routers bench loadtest loadtest-smoke figures determinism engine-parity format docs \
+	wheelhouse sums image compose-up compose-down mac-contract lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +47,10 @@ figures: ## measure single mechanisms, one table each; run nothing else meanwhil
 determinism: ## play 1,000 random schedules in deterministic mode; every request must have one output
 	@ops/setup.sh dev
 	$(PYTHON) -m loadtest.determinism --schedules 1000
+
+engine-parity: ## mlxcel run and the server must give the same greedy answers to 20 prompts: MODEL=path/to/folder
+	@ops/setup.sh dev
+	$(PYTHON) -m loadtest.engine_parity $(if $(MODEL),--model $(MODEL))
 
 test-deploy: ## only the tests of the fleet: hosts of their own over ssh, gateways, alerts, image (root, Linux)
 	@ops/setup.sh dev

@@ -13,6 +13,10 @@ class StartError(MlxcelError):
     """The server cannot start; the text is one line that names the cause and the remedy."""
 
 
+class AddressInUse(StartError):
+    """Something else listens where this server would."""
+
+
 class InvalidRequest(MlxcelError):
     """The request can never be served as it stands. ``param`` names the field at fault, if one is."""
 

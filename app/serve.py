@@ -26,7 +26,7 @@ from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server
 
-from app.errors import StartError
+from app.errors import AddressInUse, StartError
 from app.settings import Settings
 
 log = logging.getLogger("mlxcel.serve")
@@ -113,8 +113,8 @@ def serve(settings: Settings, build: Callable[[Settings], Runtime], announce: Ca
     Raises:
         StartError: the address, the certificate or the API key file cannot be used, or the model cannot be loaded.
     """
-    _check_certificate(settings)
-    address = _free_address(settings.host, settings.port)
+    check_certificate(settings)
+    address = free_address(settings.host, settings.port)
     log.info("starting on %s:%d with model %s", settings.host, settings.port, settings.model)
     return asyncio.run(_serve(settings, build, announce, address))
 
@@ -206,8 +206,8 @@ def _build_server(app: App, address: str, settings: Settings) -> Server:
     return server
 
 
-def _check_certificate(settings: Settings) -> None:
-    """Load certificate and key once here, where a fault can be told in one line."""
+def check_certificate(settings: Settings) -> None:
+    """Load certificate and key once here, where a fault can be told in one line. Raises StartError."""
     if settings.ssl_cert_file is None or settings.ssl_key_file is None:
         return
     for name, file in (("CERT", settings.ssl_cert_file), ("KEY", settings.ssl_key_file)):
@@ -227,16 +227,20 @@ def _check_certificate(settings: Settings) -> None:
         ) from None
 
 
-def _free_address(host: str, port: int) -> str:
-    """The numeric address of ``host``. Granian shares busy ports (SO_REUSEPORT), so bind once without that first."""
+def free_address(host: str, port: int) -> str:
+    """The numeric address of ``host``. Granian shares busy ports (SO_REUSEPORT), so bind once without that first.
+
+    Raises:
+        AddressInUse: something listens there.
+        StartError: it is no address of this machine, or not for this user.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        reason = "is in use: stop what listens there, or set MLXCEL_PORT"
-        if error.errno != errno.EADDRINUSE:
-            reason = f"cannot be used (MLXCEL_HOST, MLXCEL_PORT): {error.strerror}"
-        raise StartError(f"{host}:{port} {reason}") from None
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(f"{host}:{port} is in use: stop what listens there, or set MLXCEL_PORT") from None
+        raise StartError(f"{host}:{port} cannot be used (MLXCEL_HOST, MLXCEL_PORT): {error.strerror}") from None
     return str(address[0])

@@ -241,9 +241,9 @@ def flags_of(field: str) -> list[str]:
     return ["--" + name.removeprefix(PREFIX).lower().replace("_", "-") for name in names if name.startswith(PREFIX)]
 
 
-def load(flags: Mapping[str, str] | None = None) -> Settings:
-    """Read the environment and flags by field name, which win. Empty variables are unset. A variable of llama-server
-    counts where this server's own is unset.
+def load(flags: Mapping[str, str | None] | None = None) -> Settings:
+    """Read the environment and flags by field name, which win. What is empty is unset, a flag as well as a variable. A
+    variable of llama-server counts where this server's own is unset.
 
     Raises:
         StartError: an unknown name, a value that is not allowed, or a contradiction, in one line.
@@ -251,7 +251,8 @@ def load(flags: Mapping[str, str] | None = None) -> Settings:
     fields = {name: field for field in Settings.model_fields for name in (variable(field), *ALIASES.get(field, ()))}
     given = variables.read(os.environ, fields, {field for field in Settings.model_fields if is_secret(field)})
     for field, value in (flags or {}).items():
-        given[field] = Given("--" + field.replace("_", "-"), value, "flag")
+        if value:
+            given[field] = Given("--" + field.replace("_", "-"), value, "flag")
     texts = {field: one.value for field, one in given.items() if one.source != variables.ENVIRONMENT}
     try:
         settings = Settings(**texts)  # type: ignore[arg-type]  # strings, which it validates

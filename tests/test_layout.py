@@ -59,9 +59,28 @@ MAY_IMPORT = {
     },
     "serve": {"errors", "settings"},
     "charts": {"errors", "scheduler"},
-    "simulate": {"errors", "scheduler", "charts"},
-    "replay": {"errors", "scheduler", "charts"},
-    "cli": {"errors", "setting_types", "settings", "logs", "serve", "runtime", "simulate", "replay"},
+    "screen": {"logs", "completion"},
+    "local": {"logs", "api", "completion", "runtime", "screen", "settings"},
+    "conversation": {"api"},
+    "once": {"api", "completion", "local", "screen", "settings"},
+    "repl": {"errors", "conversation", "local", "screen"},
+    "commands": {
+        "errors",
+        "settings",
+        "logs",
+        "serve",
+        "runtime",
+        "engine",
+        "scheduler",
+        "charts",
+        "screen",
+        "local",
+        "conversation",
+        "once",
+        "repl",
+        "api",
+    },
+    "cli": {"errors", "setting_types", "serve", "screen", "commands"},
     "__main__": {"cli"},
     "__init__": set(),
 }
@@ -116,8 +135,9 @@ def test_imports_go_one_way(module: str) -> None:
             assert ONLY_IN.get(top, unit) == unit, f"{module} must not import {name}: it belongs to app/{ONLY_IN[top]}"
 
 
-def test_runtime_imports_the_engine_only_inside_functions() -> None:
-    tree = tree_of("app/runtime.py")
+@pytest.mark.parametrize("module", ["app/runtime.py", *(name for name in MODULES if unit_of(name) == "commands")])
+def test_the_engine_is_imported_only_inside_functions(module: str) -> None:
+    tree = tree_of(module)
     guarded = {
         inner
         for node in ast.walk(tree)

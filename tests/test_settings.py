@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from app import cli
 from app import settings as settings_module
+from app.commands.serve import try_line
 from app.errors import StartError
 from app.settings import Settings, flags_of, variable
 from app.variables import LLAMA_NAMES
@@ -321,7 +322,7 @@ def test_a_bad_command_line_is_one_line(argv: list[str], part: str, capsys: pyte
 def test_the_line_to_try_follows_tls_and_key_file(curl: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: curl)
     files = {"MLXCEL_SSL_CERT_FILE": "/c", "MLXCEL_SSL_KEY_FILE": "/k", "MLXCEL_API_KEY_FILE": "/keys"}
-    line = cli.try_line(load(files))
+    line = try_line(load(files))
     assert "https://127.0.0.1:8080/v1/chat/completions" in line
     assert "Bearer YOUR_KEY" in line
     words = shlex.split(line)
@@ -336,7 +337,7 @@ def test_the_line_to_try_follows_tls_and_key_file(curl: str | None, monkeypatch:
 def test_the_line_to_try_is_a_whole_shell_command(curl: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: curl)
     words = shlex.split(
-        cli.try_line(load({"MLXCEL_HOST": "::", "MLXCEL_API_KEYS": "hunter2", "MLXCEL_MODEL_ALIAS": "*,m"}))
+        try_line(load({"MLXCEL_HOST": "::", "MLXCEL_API_KEYS": "hunter2", "MLXCEL_MODEL_ALIAS": "*,m"}))
     )
     assert "hunter2" not in " ".join(words)
     assert "http://[::1]:8080/v1/chat/completions" in words[2]

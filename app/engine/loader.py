@@ -78,6 +78,11 @@ def set_device(device: str) -> None:
         mx.set_default_device(mx.Device(mx.cpu if device == "cpu" else mx.gpu))
 
 
+def device_name() -> str:
+    """Where MLX computes, as people call it."""
+    return "CPU" if on_cpu() else str(mx.device_info().get("device_name", "GPU"))
+
+
 def limit_memory(cache_bytes: int | None, wired_bytes: int) -> None:
     """Bound what MLX keeps of freed buffers (None: as MLX has it), and how much a Mac's GPU keeps wired (0: nothing).
 

@@ -1,0 +1,133 @@
+"""A conversation on a real terminal: typed, stopped, recalled, left."""
+
+from __future__ import annotations
+
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.repl import PROMPT
+from tests.commanding import CTRL_C, CTRL_D, CTRL_P, ENTER, Terminal, greedy
+
+NUM_NEW = 8
+HELP_SHOWN = "/reset   forget what was said"
+
+
+@pytest.fixture
+def talk(tiny_model_dir: Path, tmp_path: Path) -> Callable[..., Any]:
+    """Starts a conversation with the model that answers nonsense at once."""
+
+    def start(*flags: str, **settings: str) -> Terminal:
+        where = {"MODEL": str(tiny_model_dir), "CACHE_DIR": str(tmp_path), **settings}
+        return Terminal("run", "--temperature", "0", *flags, **where)
+
+    return start
+
+
+def said(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def test_turns_add_up_until_they_are_reset(talk: Callable[..., Any], model_dir: Path) -> None:
+    system, first, second = "You write stories.", "Tell me about a cat.\nIts name is Oscar.", "And what is its name?"
+    answers = []
+    with talk("--max-tokens", str(NUM_NEW), "--system", system, MODEL=str(model_dir)) as terminal:
+        for lines in (("Tell me about a cat.\\", "Its name is Oscar."), (second,), ("/reset", second)):
+            terminal.expect(PROMPT)
+            for line in lines:
+                terminal.type(line + ENTER)
+                terminal.expect(line + "\r\n")
+            answers.append(terminal.expect("\r\n[length]\r\n").replace("\r\n", "\n"))
+        terminal.expect(PROMPT)
+        terminal.type(CTRL_D)
+        assert terminal.exit_code() == 0
+    assert "\x1b" not in terminal.seen
+    assert "Traceback" not in terminal.seen
+    opening = [said("system", system), said("user", first)]
+    expected = greedy(
+        model_dir,
+        NUM_NEW,
+        opening,
+        [*opening, said("assistant", answers[0]), said("user", second)],
+        [said("system", system), said("user", second)],
+    )
+    assert answers == expected
+    assert answers[1] != answers[2]
+
+
+def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(talk: Callable[..., Any]) -> None:
+    with talk() as terminal:
+        for _ in range(2):
+            terminal.expect(PROMPT)
+            terminal.type("/reset" + ENTER)  # the same answer again, which is known to have no end
+            terminal.expect(PROMPT)
+            terminal.type("Tell me everything." + ENTER)
+            terminal.expect("everything.\r\n")
+            terminal.expect_more(200)
+            terminal.type(CTRL_C)
+            terminal.expect("[cancelled]\r\n")
+        terminal.expect(PROMPT)
+        terminal.type("half a line")
+        terminal.expect("half a line")
+        time.sleep(1)  # until readline waits for a key: a signal just before that is seen with the next key only
+        terminal.type(CTRL_C)
+        terminal.expect(PROMPT)
+        terminal.type("/help" + ENTER)
+        terminal.expect(HELP_SHOWN)
+        terminal.expect(PROMPT)
+        terminal.type("/nonsense" + ENTER)
+        terminal.expect("/nonsense is no command")
+        terminal.expect(PROMPT)
+        terminal.type("/exit" + ENTER)
+        assert terminal.exit_code() == 0
+    assert "Traceback" not in terminal.seen
+
+
+def test_a_line_can_be_edited_and_recalled_in_the_next_run(talk: Callable[..., Any], tmp_path: Path) -> None:
+    left, delete = "\x02", "\x04"
+    with talk() as terminal:
+        terminal.expect(PROMPT)
+        terminal.type("/hexlp" + left * 3 + delete + ENTER)
+        terminal.expect(HELP_SHOWN)
+        terminal.expect(PROMPT)
+        terminal.process.kill()  # a window that is closed
+    history = tmp_path / "history"
+    assert history.read_text().splitlines()[-1] == "/help"
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    with talk() as terminal:
+        terminal.expect(PROMPT)
+        terminal.type(CTRL_P + ENTER)
+        terminal.expect(HELP_SHOWN)
+        terminal.expect(PROMPT)
+        terminal.type(CTRL_D)
+        assert terminal.exit_code() == 0
+
+
+def test_a_history_that_cannot_be_kept_is_told_and_harms_nobody(talk: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "history").mkdir()
+    with talk() as terminal:
+        terminal.expect("lines are not kept")
+        terminal.expect(PROMPT)
+        terminal.type("/help" + ENTER)
+        terminal.expect(HELP_SHOWN)
+        terminal.expect(PROMPT)
+        terminal.type(CTRL_D)
+        assert terminal.exit_code() == 0
+
+
+def test_a_full_window_is_told_and_reset_begins_anew(talk: Callable[..., Any]) -> None:
+    with talk("--max-tokens", "4", CTX_SIZE="512", N_PARALLEL="1") as terminal:
+        terminal.expect(PROMPT)
+        terminal.type("word " * 600 + ENTER)
+        terminal.expect("the context window of a slot is 512 tokens")
+        terminal.expect("/reset begins anew.")
+        terminal.expect(PROMPT)
+        terminal.type("Hi" + ENTER)
+        terminal.expect("[length]")
+        terminal.expect(PROMPT)
+        terminal.type(CTRL_D)
+        assert terminal.exit_code() == 0
