@@ -118,7 +118,7 @@ class Runtime:
         )
         log.info("%s", size.explain)
         engine = Engine(loaded, size.num_blocks, block_size, settings.sdpa_deterministic)
-        log.info("Model %s decode path: native batched forward", loaded.path.name)
+        log.info("Model %s decode path: native batched forward (%s)", loaded.path.name, loaded.decode_path)
         if settings.draft_kind != "none" and not _speculates(settings):
             log.warning("MLXCEL_DRAFT_KIND=%s has no effect in deterministic mode", settings.draft_kind)
         most_tokens = n_ctx if settings.kv_cache_budget == "none" else size.num_blocks * block_size
@@ -172,6 +172,7 @@ class Runtime:
             props={
                 "build_info": f"mlxcel-{VERSION}-{self._settings.fingerprint}",
                 "model_family": loaded.config.get("model_type"),
+                "decode_path": loaded.decode_path,
             },
         )
         text = ChatText(loaded.tokenizer, loaded.end_tokens)

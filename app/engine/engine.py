@@ -16,7 +16,7 @@ from app.engine.head import HeadRows
 from app.engine.kernels import on_cpu, quicken
 from app.engine.loader import LoadedModel, free_bytes
 from app.engine.sampler import Drawing, draw_rows
-from app.engine.storage import PagedStorage
+from app.engine.storage import LayerShape, PagedStorage
 from app.engine.tails import Tails
 from app.errors import EngineFault, StartError
 from app.request import SamplingParams
@@ -58,7 +58,7 @@ class Engine:
         self._tails: Tails | None = None  # while steps are submitted ahead, and until the pool has what they hold
         self._last: InFlight | None = None  # the step submitted last, until it is finished
         self._unclean: list[int] = []  # blocks that may hold what is no number
-        probe = _Probe(self._model, loaded.vocab_size)
+        probe = _Probe(self._model, loaded.vocab_size, self._shapes)
         install_seam(self._model)
         self._head = HeadRows(self._model)
         if on_cpu():
@@ -227,7 +227,7 @@ class Engine:
 
     def _check(self, probe: _Probe, loaded: LoadedModel) -> None:
         """Raises StartError where the step does not give the model's own logits."""
-        self._use_pool(_Probe.NUM_BLOCKS, _Probe.BLOCK_SIZE)
+        self._use_pool(probe.num_blocks, probe.BLOCK_SIZE)
         try:
             difference = probe.compare(self.logits)
         except Exception as error:
@@ -245,26 +245,35 @@ class Engine:
 
 
 class _Probe:
-    """Two short prompts that join at different steps, first through the plain forward, then through the ragged one."""
+    """Two prompts that join at different steps, first through the plain forward, then through the ragged one. The first
+    is longer than the shortest sliding window, unless that is so long that it would hold up the start."""
 
     BLOCK_SIZE = 4
-    NUM_BLOCKS = 4
-    PROMPTS = (6, 5)  # tokens
+    SHORT = 6  # tokens; the other prompt has one less
+    LONGEST = 1024
 
-    def __init__(self, model: object, vocab_size: int) -> None:
+    def __init__(self, model: object, vocab_size: int, shapes: Sequence[LayerShape]) -> None:
         assert callable(model)
-        self._prompts = [[(17 * i + 5 * n + 3) % vocab_size for i in range(n)] for n in self.PROMPTS]
+        windows = [shape.window for shape in shapes if shape.window is not None and shape.window <= self.LONGEST]
+        lengths = (self.SHORT + min(windows, default=0), self.SHORT - 1)
+        self._prompts = [[(17 * i + 5 * n + 3) % vocab_size for i in range(n)] for n in lengths]
+        self._num_blocks = [-(-n // self.BLOCK_SIZE) for n in lengths]
         self._plain = [model(mx.array([prompt]))[0].astype(mx.float32) for prompt in self._prompts]
         _evaluate(self._plain)
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(self._num_blocks)
 
     def compare(self, logits: object) -> float:
         """The largest difference of the ragged logits from the plain ones, as a part of the largest plain logit."""
         assert callable(logits)
         worst = 0.0
+        read = len(self._prompts[0]) - 3
         for rows in (
-            [self._row(0, 0, 3)],
-            [self._row(0, 3, 1), self._row(1, 0, 3)],
-            [self._row(0, 4, 2), self._row(1, 3, 2)],
+            [self._row(0, 0, read)],
+            [self._row(0, read, 1), self._row(1, 0, 3)],
+            [self._row(0, read + 1, 2), self._row(1, 3, 2)],
         ):
             got = logits(rows).astype(mx.float32)
             want = mx.stack([self._plain[row.request_id][row.start + row.num_new - 1] for row in rows])
@@ -272,8 +281,9 @@ class _Probe:
         return worst
 
     def _row(self, prompt: int, start: int, num_new: int) -> Row:
-        tokens = self._prompts[prompt]
-        return Row(prompt, tokens, start, num_new, (2 * prompt + 1, 2 * prompt), True, len(tokens), SamplingParams())
+        tokens, before = self._prompts[prompt], sum(self._num_blocks[:prompt])
+        blocks = range(before, before + self._num_blocks[prompt])[::-1]
+        return Row(prompt, tokens, start, num_new, blocks, True, len(tokens), SamplingParams())
 
 
 def _family(loaded: LoadedModel) -> str:

@@ -39,7 +39,7 @@ def _file_limit_kept() -> Iterator[None]:
 
 
 with _file_limit_kept():
-    from mlx_lm.models.cache import KVCache, make_prompt_cache
+    from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
     from mlx_lm.utils import dequantize_model, load_adapters, load_model, load_tokenizer
 
 
@@ -64,6 +64,14 @@ class LoadedModel:
     @property
     def kv_bytes_per_token(self) -> int:
         return sum(shape.bytes_per_token for shape in self.layer_shapes)
+
+    @property
+    def decode_path(self) -> str:
+        """How it is decoded, for people to read."""
+        windows = [shape.window for shape in self.layer_shapes if shape.window is not None]
+        sizes = " or ".join(map(str, sorted(set(windows))))
+        sliding = f", {len(windows)} of {len(self.layer_shapes)} layers see the last {sizes} tokens" if windows else ""
+        return f"ragged paged{sliding}"
 
 
 def set_device(device: str) -> None:
@@ -148,7 +156,7 @@ def load(path: Path, weight_dtype: str, adapter: Path | None = None) -> LoadedMo
     try:
         model, config = load_model(path, lazy=True)
         tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a module of mlx-lm leaves the process where a package is missing
         raise StartError(f"the model at {path} cannot be loaded: {_one_line(error)}") from error
     if adapter is not None:
         try:
@@ -184,7 +192,7 @@ def load(path: Path, weight_dtype: str, adapter: Path | None = None) -> LoadedMo
     )
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
@@ -194,6 +202,10 @@ def _cast(model: nn.Module, dtype: mx.Dtype) -> nn.Module:
     model = dequantize_model(model)
     model.eval()
     return model
+
+
+def _holds_keys_and_values(cache: Any) -> bool:
+    return type(cache) is KVCache or (type(cache) is RotatingKVCache and cache.keep == 0)
 
 
 def _window(config: dict[str, Any], tokenizer: Any, path: Path) -> int:
@@ -210,10 +222,16 @@ def _vocab_size(config: dict[str, Any], tokenizer: Any) -> int:
 
 
 def layer_shapes(model: nn.Module, config: dict[str, Any]) -> tuple[LayerShape, ...]:
-    """Look at what each layer's cache is and, after one token, what it holds."""
+    """Look at what each layer's cache is and, after one token, what it holds.
+
+    A rotating cache drops what lies behind a sliding window. Here it is kept, and attention does not look there.
+
+    Raises:
+        StartError: a layer keeps something else, or the model cannot read a token.
+    """
     family = config.get("model_type", "unknown")
     caches = make_prompt_cache(model)
-    odd = sorted({type(cache).__name__ for cache in caches if type(cache) is not KVCache})
+    odd = sorted({type(cache).__name__ for cache in caches if not _holds_keys_and_values(cache)})
     if odd:
         raise StartError(
             f"model family '{family}' cannot be served yet: its layers keep {', '.join(odd)}, not a plain KV cache"
@@ -221,7 +239,13 @@ def layer_shapes(model: nn.Module, config: dict[str, Any]) -> tuple[LayerShape, 
     try:
         mx.eval(model(mx.array([[0]]), cache=caches))
         return tuple(
-            LayerShape(cache.keys.shape[1], cache.keys.shape[3], cache.values.shape[3], cache.keys.dtype)
+            LayerShape(
+                num_heads=cache.keys.shape[1],
+                key_dim=cache.keys.shape[3],
+                value_dim=cache.values.shape[3],
+                dtype=cache.keys.dtype,
+                window=cache.max_size if type(cache) is RotatingKVCache else None,
+            )
             for cache in caches
         )
     except Exception as error:
