@@ -72,14 +72,14 @@ def test_each_token_sees_its_window(window: int | None, with_sinks: bool, width:
     assert mx.abs(got - want).max().item() < 1e-5
 
 
-def test_the_narrower_window_holds() -> None:
+def test_a_window_that_a_model_asks_for_goes_before_its_caches() -> None:
     storage = PagedStorage([LayerShape(1, 1, 1, mx.float32, 3)], num_blocks=3, block_size=4)
     (pool,) = storage.layers
     pool.values[:] = mx.arange(12.0)[:, None]
     row = Row(0, [0] * 9, 8, 1, [0, 1, 2], True, 9, SamplingParams())
     (cache,) = layer_caches(storage, Geometry([row], 4))
-    means = [cache.attend(mx.zeros((1, 1, 1, 1)), 1.0, Window(size)).item() for size in (2, 9)]
-    assert means == pytest.approx([7.5, 7.0])
+    means = [cache.attend(mx.zeros((1, 1, 1, 1)), 1.0, cache.make_mask(1, False, size)).item() for size in (None, 2, 9)]
+    assert means == pytest.approx([7.0, 7.5, 4.0])
 
 
 def test_blocks_behind_a_window_are_not_looked_at() -> None:

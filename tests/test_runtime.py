@@ -145,3 +145,4 @@ def test_rows_propose_where_that_is_asked_for_and_not_in_deterministic_mode(
 
     log = asyncio.run(body())
     assert ("MLXCEL_DRAFT_KIND=prompt-lookup has no effect" in log) is deterministic
+    assert f"Model {tiny_model_dir.name} decode path: native batched forward (ragged paged)" in log

@@ -158,7 +158,8 @@ class LayerCache:
         return keys, values
 
     def make_mask(self, num_tokens: int, return_array: bool = False, window_size: int | None = None) -> Window | None:
-        """What a model asks for before its layers and hands to attention in each that is alike."""
+        """What a model asks for before its layers and hands to attention in each that is alike. Its own word counts
+        before that of its cache."""
         window = window_size or self.pool.shape.window
         return None if window is None else Window(window)
 
@@ -169,8 +170,7 @@ class LayerCache:
         [query_heads]`` as in ``causal_attention``."""
         geometry = self.geometry
         geometry.num_attended += 1
-        windows = [self.pool.shape.window, None if mask is None else mask.num_tokens]
-        sight = geometry.sight(min((window for window in windows if window is not None), default=None))
+        sight = geometry.sight(self.pool.shape.window if mask is None else mask.num_tokens)
         parts = [_attend_tiles(queries, self.places, tiles, scale, sinks) for tiles in sight.tiles]
         parts += [_attend_chunk(queries, self.pool, chunk, scale, sinks) for chunk in sight.chunks]
         if geometry.num_padding:
@@ -241,6 +241,8 @@ def _seam(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
             if not (mask is None or isinstance(mask, Window)):
                 raise NotImplementedError("its attention mask has no block-table form here")
             return cache.attend(queries, scale, mask, sinks)
+        if isinstance(mask, Window):
+            raise NotImplementedError("a layer attends to what another layer keeps")
         return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
 
     return scaled_dot_product_attention

@@ -14,7 +14,7 @@ from app.engine.attention import Geometry, install_seam, layer_caches
 from app.engine.fixed import AnyShape, FixedShapes, Piece, prove
 from app.engine.head import HeadRows
 from app.engine.kernels import on_cpu, quicken
-from app.engine.loader import LoadedModel, free_bytes
+from app.engine.loader import LoadedModel, free_bytes, one_line
 from app.engine.sampler import Drawing, draw_rows
 from app.engine.storage import LayerShape, PagedStorage
 from app.engine.tails import Tails
@@ -231,7 +231,7 @@ class Engine:
         try:
             difference = probe.compare(self.logits)
         except Exception as error:
-            raise StartError(f"{_family(loaded)} cannot be served yet: {type(error).__name__}: {error}") from error
+            raise StartError(f"{_family(loaded)} cannot be served yet: {one_line(error)}") from error
         allowed = PROBE_TOLERANCE.get(self._shapes[0].dtype, PROBE_TOLERANCE[mx.bfloat16])
         if not difference <= allowed:
             raise StartError(

@@ -155,7 +155,7 @@ class _Shared(Generic[T]):
 
 
 def _paired(product: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
-    return product(mx.concatenate([x, x]))[:1] if x.size == x.shape[-1] else product(x)
+    return product(mx.concatenate([x, x]))[:1] if x.ndim > 1 and x.size == x.shape[-1] else product(x)
 
 
 def quicken(model: nn.Module) -> None:

@@ -98,7 +98,7 @@ def limit_memory(cache_bytes: int | None, wired_bytes: int) -> None:
         try:
             mx.set_wired_limit(wired_bytes)
         except (ValueError, RuntimeError) as error:
-            raise StartError(f"MLXCEL_WIRED_LIMIT={wired_bytes} is not possible: {_one_line(error)}") from error
+            raise StartError(f"MLXCEL_WIRED_LIMIT={wired_bytes} is not possible: {one_line(error)}") from error
 
 
 def memory_bytes(weight_bytes: int) -> int:
@@ -136,7 +136,7 @@ def model_directory(model: str, cache_dir: Path, offline: bool) -> Path:
     except Exception as error:
         where = "in the local hub cache (MLXCEL_OFFLINE is on)" if offline else "on the hub"
         raise StartError(
-            f"MLXCEL_MODEL={model} is no folder here and was not found {where}: {_one_line(error)}"
+            f"MLXCEL_MODEL={model} is no folder here and was not found {where}: {one_line(error)}"
         ) from error
 
 
@@ -157,12 +157,12 @@ def load(path: Path, weight_dtype: str, adapter: Path | None = None) -> LoadedMo
         model, config = load_model(path, lazy=True)
         tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
     except (Exception, SystemExit) as error:  # a module of mlx-lm leaves the process where a package is missing
-        raise StartError(f"the model at {path} cannot be loaded: {_one_line(error)}") from error
+        raise StartError(f"the model at {path} cannot be loaded: {one_line(error)}") from error
     if adapter is not None:
         try:
             load_adapters(model, str(adapter))
         except Exception as error:
-            raise StartError(f"MLXCEL_ADAPTER={adapter} cannot be put on this model: {_one_line(error)}") from error
+            raise StartError(f"MLXCEL_ADAPTER={adapter} cannot be put on this model: {one_line(error)}") from error
     dtype = weight_dtype if weight_dtype != "auto" else "float32" if on_cpu() else None
     if dtype is not None:
         model = _cast(model, getattr(mx, dtype))
@@ -176,7 +176,7 @@ def load(path: Path, weight_dtype: str, adapter: Path | None = None) -> LoadedMo
         for _, array in tree_flatten(model.parameters()):
             mx.eval(array)
     except Exception as error:
-        raise StartError(f"the weights at {path} cannot be read: {_one_line(error)}") from error
+        raise StartError(f"the weights at {path} cannot be read: {one_line(error)}") from error
     text_config = config.get("text_config", config)
     generation = path / "generation_config.json"
     return LoadedModel(
@@ -192,7 +192,8 @@ def load(path: Path, weight_dtype: str, adapter: Path | None = None) -> LoadedMo
     )
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """What an error is and says, cut to 300 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
@@ -249,4 +250,4 @@ def layer_shapes(model: nn.Module, config: dict[str, Any]) -> tuple[LayerShape, 
             for cache in caches
         )
     except Exception as error:
-        raise StartError(f"model family '{family}' cannot be served yet: {_one_line(error)}") from error
+        raise StartError(f"model family '{family}' cannot be served yet: {one_line(error)}") from error

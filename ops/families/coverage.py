@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import re
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -40,7 +41,8 @@ def classify(family: str) -> dict[str, Any]:
     # Compiling takes a C++ compiler and, for each new function, longer than all the rest.
     mx.disable_compile()
     try:
-        return _classify(family)
+        with mx.stream(mx.cpu):
+            return _classify(family)
     finally:
         mx.enable_compile()
 
@@ -71,7 +73,7 @@ def _classify(family: str) -> dict[str, Any]:
     try:
         difference = parity.ragged(family)
     except StartError as error:
-        found |= {"path": REFUSED, "why": str(error).partition("cannot be served yet: ")[2].partition(" by ")[0]}
+        found |= {"path": REFUSED, "why": _reason(str(error))}
     else:
         return found | {"prefix": "blocks", "parity": _digit(difference)}
     found["operations"] = {_name(cache): _operations(cache) for cache in kept}
@@ -82,6 +84,11 @@ def _classify(family: str) -> dict[str, Any]:
     except parity.Unbatchable as error:
         found["unbatchable"] = str(error)
     return found
+
+
+def _reason(refusal: str) -> str:
+    """The line without the family's name, and without a number that depends on the machine."""
+    return re.sub(r" by \S+ of the largest.*", "", refusal.partition("cannot be served yet: ")[2])
 
 
 def _has_model(path: Path) -> bool:
