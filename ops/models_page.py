@@ -36,7 +36,8 @@ and are read one to four tokens at a time.
 
 A layer with a sliding window keeps a `RotatingKVCache` in mlx-lm, which drops what lies behind the window. Here the
 blocks behind it stay until the request ends, like those of other layers, and attention skips them: such a layer costs
-the time of its window and the memory of the whole context, and prefixes are shared as in any other model.
+the time of its window and the memory of the whole context, and prefixes are shared as in any other model. Where mask
+and cache of a model disagree on its window, by a token in plamo3, the mask counts.
 
 {served}
 ## Refused
@@ -80,7 +81,9 @@ def render_page() -> str:
                 for name, entry in refused.items()
             ],
         ),
-        operations=_table(("cache", "operations"), [(cache, ", ".join(each)) for cache, each in operations.items()]),
+        operations=_table(
+            ("cache", "operations"), [(cache, ", ".join(each) or "none") for cache, each in operations.items()]
+        ),
         untried=_table(("family", "why"), [(name, entry["why"]) for name, entry in untried.items()]),
     )
 

@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -23,6 +23,7 @@ from app.engine.tiles import Tiles
 from app.scheduler.plan import Row
 
 SEAM = "scaled_dot_product_attention"
+SHARED = "a layer attends to what another layer keeps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,10 @@ class LayerCache:
         self.places[-1].write(at, keys.squeeze(2)[:num_tokens], values.squeeze(2)[:num_tokens])
         return keys, values
 
+    def keys_and_values(self) -> NoReturn:
+        """What a model asks for whose layers share what one of them keeps."""
+        raise NotImplementedError(SHARED)
+
     def make_mask(self, num_tokens: int, return_array: bool = False, window_size: int | None = None) -> Window | None:
         """What a model asks for before its layers and hands to attention in each that is alike. Its own word counts
         before that of its cache."""
@@ -242,7 +247,7 @@ def _seam(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
                 raise NotImplementedError("its attention mask has no block-table form here")
             return cache.attend(queries, scale, mask, sinks)
         if isinstance(mask, Window):
-            raise NotImplementedError("a layer attends to what another layer keeps")
+            raise NotImplementedError(SHARED)
         return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
 
     return scaled_dot_product_attention

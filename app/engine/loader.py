@@ -235,7 +235,7 @@ def layer_shapes(model: nn.Module, config: dict[str, Any]) -> tuple[LayerShape, 
     odd = sorted({type(cache).__name__ for cache in caches if not _holds_keys_and_values(cache)})
     if odd:
         raise StartError(
-            f"model family '{family}' cannot be served yet: its layers keep {', '.join(odd)}, not a plain KV cache"
+            f"model family '{family}' cannot be served yet: its layers keep {', '.join(odd)}, not keys and values alone"
         )
     try:
         mx.eval(model(mx.array([[0]]), cache=caches))

@@ -1,5 +1,4 @@
-"""How far the ways of computing a family's logits are apart, on its tiny model. All differences are parts of the
-largest logit."""
+"""How far the ways of computing a family's logits are apart, on its tiny model."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from app.engine.engine import Engine
+from app.engine.probe import difference
 from app.request import SamplingParams
 from app.scheduler.plan import Row
 from ops.families.tiny import build, loaded
@@ -50,7 +50,7 @@ def ragged(family: str) -> float:
         if rows:
             rows.sort(key=lambda row: row.num_new > 1)
             want = mx.stack([plain[row.request_id][row.start + row.num_new - 1] for row in rows])
-            worst = _worse(worst, _difference(engine.logits(rows), want))
+            worst = max(worst, difference(engine.logits(rows), want))
     assert begun == [len(prompt) for prompt in PROMPTS]
     return worst
 
@@ -61,7 +61,7 @@ def chunked(family: str) -> float:
     want = model(mx.array([prompt]), cache=make_prompt_cache(model))[0]
     cache = make_prompt_cache(model)
     got = [model(mx.array([prompt[i : i + 3]]), cache=cache)[0] for i in range(0, len(prompt), 3)]
-    return _difference(mx.concatenate(got), want)
+    return difference(mx.concatenate(got), want)
 
 
 def batched(family: str) -> float:
@@ -105,7 +105,7 @@ class _Batch:
             tokens = mx.array([[_next_token(self._taken[i])] for i in members])
             got = _attempt("step", lambda tokens=tokens: _evaluated(self.model(tokens, cache=self.cache)[:, -1]))
             for place, i in enumerate(members):
-                self.worst = _worse(self.worst, _difference(got[place], self._want[i][self._taken[i]]))
+                self.worst = max(self.worst, difference(got[place], self._want[i][self._taken[i]]))
                 self._taken[i] += 1
 
     def _steps_alone(self, prompt: Sequence[int]) -> list[mx.array]:
@@ -138,16 +138,3 @@ def _evaluated(logits: mx.array) -> mx.array:
 
 def _next_token(step: int) -> int:
     return (31 * step + 3) % 97
-
-
-def _difference(got: mx.array, want: mx.array) -> float:
-    """Tokens that a family never draws, whose logits are minus infinity, do not count."""
-    got, want = got.astype(mx.float32), want.astype(mx.float32)
-    counts = mx.isfinite(want)
-    apart, size = (mx.where(counts, mx.abs(values), 0.0).max() for values in (got - want, want))
-    return float((apart / size).item())
-
-
-def _worse(one: float, other: float) -> float:
-    """The larger; what is no number is the largest."""
-    return one if one >= other or one != one else other
