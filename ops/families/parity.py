@@ -17,7 +17,7 @@ from ops.families.tiny import build, loaded
 
 T = TypeVar("T")
 
-# Shorter than a sliding window, longer, much longer; one token.
+# One token, about as many as a sliding window has, three times as many, fewer.
 PROMPTS = [[(7 * i + 13 * n) % 97 for i in range(n)] for n in (1, 9, 26, 5)]
 JOINING = [[(11 * i + 5 * n) % 97 for i in range(n)] for n in (11, 5, 9)]
 NUM_STEPS = 8
