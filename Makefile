@@ -12,7 +12,7 @@ LOCK := env -u PIP_FIND_LINKS $(UV) pip compile --quiet --universal --generate-h
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-deploy routers bench loadtest loadtest-smoke figures determinism engine-parity format docs \
-	wheelhouse sums image compose-up compose-down mac-contract lock clean
+	families wheelhouse sums image compose-up compose-down mac-contract lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -87,11 +87,17 @@ format: ## let ruff put imports and layout in order
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
-docs: ## write docs/configuration.md and the Ansible role's variables from app/settings.py, and the fields in docs/api.md
+docs: ## write docs/configuration.md and the Ansible role's variables from app/settings.py, docs/models.md, the fields in docs/api.md
 	@ops/setup.sh serve
 	$(PYTHON) -m ops.configuration_page > docs/configuration.md
 	$(PYTHON) -m ops.api_page
+	$(PYTHON) -m ops.models_page
 	$(PYTHON) -m ops.argument_specs > ansible/roles/mlxcel/meta/argument_specs.yml
+
+families: ## try every model family mlx-lm has and write docs/models.md, some minutes
+	@ops/setup.sh serve
+	$(PYTHON) -m ops.families.coverage
+	$(PYTHON) -m ops.models_page
 
 lock: ## resolve pyproject.toml again and write ops/requirements/*.txt (needs uv)
 	$(LOCK) --upgrade pyproject.toml -o ops/requirements/serve.txt

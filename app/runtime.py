@@ -121,7 +121,7 @@ class Runtime:
         loader.read_weights(loaded)
         log.info("%.1f MiB of weights loaded in %.1f s", loaded.weight_bytes / 2**20, time.monotonic() - began_s)
         engine = Engine(loaded, size.num_blocks, block_size, settings.sdpa_deterministic)
-        log.info("Model %s decode path: native batched forward", loaded.path.name)
+        log.info("Model %s decode path: native batched forward (%s)", loaded.path.name, loaded.decode_path)
         if settings.draft_kind != "none" and not _speculates(settings):
             log.warning("MLXCEL_DRAFT_KIND=%s has no effect in deterministic mode", settings.draft_kind)
         most_tokens = n_ctx if settings.kv_cache_budget == "none" else size.num_blocks * block_size
@@ -176,6 +176,7 @@ class Runtime:
             props={
                 "build_info": f"mlxcel-{VERSION}-{self._settings.fingerprint}",
                 "model_family": loaded.config.get("model_type"),
+                "decode_path": loaded.decode_path,
             },
         )
         text = ChatText(loaded.tokenizer, loaded.end_tokens)

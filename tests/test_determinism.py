@@ -15,8 +15,9 @@ from app.errors import StartError
 from app.request import SamplingParams
 from app.scheduler.plan import Row
 from loadtest.determinism import NUM_BLOCKS, outputs, subjects
+from ops.families import tiny
 from tests.driving import assert_same_tokens, build_scheduler, greedy_request, plain_greedy, run
-from tests.test_families import FAMILIES, PROMPTS, VOCABULARY, loaded, tiny
+from tests.test_families import FAMILIES, PROMPTS, VOCABULARY
 
 BLOCK_SIZE = 16
 
@@ -27,14 +28,14 @@ def num_outputs(engine: Engine, vocab_size: int, num_schedules: int, **fields: A
     return [len(found) for found in seen]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "cohere", "mixtral"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "cohere", "mixtral", "gpt_oss"])
 def test_one_output_in_any_schedule(family: str) -> None:
-    engine = Engine(loaded(family, tiny(family, **FAMILIES[family])), NUM_BLOCKS, BLOCK_SIZE, deterministic=True)
+    engine = Engine(tiny.loaded(family, tiny.build(family)), NUM_BLOCKS, BLOCK_SIZE, deterministic=True)
     assert num_outputs(engine, VOCABULARY, 12) == [1] * 4
 
 
 def test_without_the_mode_the_same_schedules_give_several() -> None:
-    engine = Engine(loaded("llama", tiny("llama")), NUM_BLOCKS, BLOCK_SIZE)
+    engine = Engine(tiny.loaded("llama", tiny.build("llama")), NUM_BLOCKS, BLOCK_SIZE)
     assert max(num_outputs(engine, VOCABULARY, 12)) > 1
 
 
@@ -47,11 +48,11 @@ def test_the_embedded_model(model_dir: Path) -> None:
     assert num_outputs(engine, model.vocab_size, 2, lengths=(1, 23, 77), num_new=3) == [1] * 3
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma3_text", "gpt_oss"])
 def test_greedy_tokens_are_those_of_the_plain_forward(family: str) -> None:
-    plain = tiny(family, **FAMILIES[family])
+    plain = tiny.build(family)
     want = [plain_greedy(plain, prompt, 6) for prompt in PROMPTS]
-    engine = Engine(loaded(family, tiny(family, **FAMILIES[family])), NUM_BLOCKS, 4, deterministic=True)
+    engine = Engine(tiny.loaded(family, tiny.build(family)), NUM_BLOCKS, 4, deterministic=True)
     requests = [greedy_request(i, prompt, 6) for i, prompt in enumerate(PROMPTS)]
     scheduler = build_scheduler(NUM_BLOCKS, 4, prefill_chunk=7)
     got = run(engine, scheduler, {2 * i: [request] for i, request in enumerate(requests)})
@@ -114,7 +115,7 @@ def test_a_blas_that_shows_places_at_every_size_is_refused() -> None:
 
 
 def test_no_forward_of_a_step_copies_the_pool() -> None:
-    engine = Engine(loaded("llama", tiny("llama")), 8192, BLOCK_SIZE, deterministic=True)
+    engine = Engine(tiny.loaded("llama", tiny.build("llama")), 8192, BLOCK_SIZE, deterministic=True)
     mx.clear_cache()
     mx.reset_peak_memory()
     before = mx.get_active_memory()

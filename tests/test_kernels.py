@@ -35,6 +35,7 @@ def test_lean_parts(part: nn.Module, rows: int) -> None:
     kernels.quicken(model)
     assert type(part) in (kernels.LeanLinear, kernels.LeanRMSNorm)
     assert close(part(x), want)
+    assert close(part(x[0, 0]), want[0, 0])
     assert part.parameters() == parameters
 
 
@@ -46,6 +47,12 @@ def test_causal_attention(num_queries: int, num_context: int, heads: tuple[int, 
     values = mx.random.normal((1, heads[1], num_context, 24), key=mx.random.key(5))
     want = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.3, mask="causal")
     assert close(kernels.causal_attention(queries, keys, values, 0.3), want)
+    for window in (1, 7, 64, 300):
+        at, others = mx.arange(num_context - num_queries, num_context)[:, None], mx.arange(num_context)
+        mask = (others <= at) & (others > at - window)
+        for sinks in (None, mx.random.normal((heads[0],), key=mx.random.key(6))):
+            want = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.3, mask=mask, sinks=sinks)
+            assert close(kernels.causal_attention(queries, keys, values, 0.3, window, sinks), want)
 
 
 @pytest.mark.parametrize("traditional", [False, True])

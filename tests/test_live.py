@@ -126,6 +126,7 @@ def test_every_route_answers_in_its_shape(server: ServerProcess) -> None:
     assert stats["paged_bytes_reserved"] <= 256 * 2**20
     props = get("/props").json()
     assert props["total_slots"] == 4
+    assert props["decode_path"] == "ragged paged"
     assert "im_start" in props["chat_template"]
     rendered = server.post("/apply-template", {"messages": CAPITAL["messages"]}).json()["prompt"]
     assert rendered.endswith("<|im_start|>assistant\n")

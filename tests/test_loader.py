@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,12 @@ def test_a_wired_limit_above_the_systems_is_one_line(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(mx, "set_wired_limit", refuse)
     with pytest.raises(StartError, match=r"^MLXCEL_WIRED_LIMIT=5000 is not possible: ValueError: larger than the max"):
         loader.limit_memory(None, 5000)
+
+
+def test_a_module_that_leaves_the_process_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mlx-lm's module for olmo does, where a package is missing."""
+    monkeypatch.setitem(sys.modules, "hf_olmo", None)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "olmo"}))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {"x": mx.zeros(1)})
+    with pytest.raises(StartError, match=r"cannot be loaded: SystemExit: 1$"):
+        loader.load(tmp_path, "auto")

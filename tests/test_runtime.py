@@ -137,6 +137,7 @@ def test_rows_propose_where_that_is_asked_for_and_not_in_deterministic_mode(
     deterministic: bool, lookahead: str, tiny_model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The bias makes a text that repeats itself: one token."""
+    caplog.set_level("INFO", "mlxcel.runtime")
 
     async def body() -> str:
         settings = Settings(
@@ -167,3 +168,4 @@ def test_rows_propose_where_that_is_asked_for_and_not_in_deterministic_mode(
 
     log = asyncio.run(body())
     assert ("MLXCEL_DRAFT_KIND=prompt-lookup has no effect" in log) is deterministic
+    assert f"Model {tiny_model_dir.name} decode path: native batched forward (ragged paged)" in log

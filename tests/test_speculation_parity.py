@@ -16,8 +16,9 @@ from app.request import FinishReason, Request, SamplingParams
 from app.scheduler.plan import Draw, Token
 from app.scheduler.scheduler import Scheduler
 from app.scheduler.speculation import PromptLookup
+from ops.families import tiny
 from tests.driving import assert_same_tokens, build_scheduler, greedy_request, plain_greedy, run
-from tests.test_families import FAMILIES, VOCABULARY, loaded, tiny
+from tests.test_families import VOCABULARY
 from tests.test_parity import TEXT, Plain
 
 BLOCK_SIZE = 16
@@ -50,7 +51,7 @@ class Oracle:
 
 @pytest.fixture(scope="module")
 def small() -> Engine:
-    return Engine(loaded("llama", tiny("llama", **FAMILIES["llama"])), NUM_BLOCKS, BLOCK_SIZE)
+    return Engine(tiny.loaded("llama", tiny.build("llama")), NUM_BLOCKS, BLOCK_SIZE)
 
 
 PROMPT = [(7 * i * i + 3 * i) % VOCABULARY for i in range(21)]

@@ -18,8 +18,9 @@ from app.pipeline import Pipeline
 from app.request import FinishReason, Request, SamplingParams
 from app.scheduler.plan import Plan, Row
 from app.scheduler.scheduler import Scheduler
+from ops.families import tiny
 from tests.driving import build_scheduler, run
-from tests.test_families import FAMILIES, PROMPTS, loaded, tiny
+from tests.test_families import PROMPTS
 
 NUM_BLOCKS = 200
 SAMPLINGS = (
@@ -31,7 +32,7 @@ SAMPLINGS = (
 
 
 def build(family: str = "llama", num_blocks: int = NUM_BLOCKS, block_size: int = 4, **fields: Any) -> Engine:
-    return Engine(loaded(family, tiny(family, **FAMILIES[family])), num_blocks, block_size, **fields)
+    return Engine(tiny.loaded(family, tiny.build(family)), num_blocks, block_size, **fields)
 
 
 def asked(max_tokens: int = 30, samplings: Sequence[SamplingParams] = SAMPLINGS) -> list[Request]:

@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -23,16 +23,35 @@ from app.engine.tiles import Tiles
 from app.scheduler.plan import Row
 
 SEAM = "scaled_dot_product_attention"
+SHARED = "a layer attends to what another layer keeps"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The mask of a layer whose tokens see the last ``num_tokens`` up to themselves: all that a ragged step needs."""
+
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One row of several tokens: its place among the step's tokens, its block table, its length after the step."""
+    """One row of several tokens: its place among the step's tokens, the blocks it looks at, its length after the step
+    from the first of them on. ``mask [num_tokens, num_context]`` has the ``window``, if there is one."""
 
     first: int
     num_tokens: int
     blocks: mx.array
     num_context: int
+    window: int | None
+    mask: mx.array | str
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the tokens of a step look at, in layers with the same window."""
+
+    tiles: list[Tiles]
+    chunks: list[Chunk]
 
 
 class Geometry:
@@ -60,17 +79,32 @@ class Geometry:
         self.offsets = mx.array(np.pad(positions, (0, self.num_padding)).astype(np.int32))
         self._blocks = blocks
         self._places = positions % block_size
-        num_singles = sum(1 for row in rows if row.num_new == 1)
-        singles, longer = rows[:num_singles], rows[num_singles:]
+        self._rows = rows
+        self._width = width
+        self._num_pooled = num_pooled
+        self._longest = int(positions.max()) + 1
+        self._sights: dict[int | None, Sight] = {}
+        self._writes: dict[int, mx.array] = {}
+
+    def sight(self, window: int | None) -> Sight:
+        """What to look at where a token sees the last ``window`` tokens; None: all."""
+        if window is not None and window >= self._longest:
+            window = None
+        if window not in self._sights:
+            self._sights[window] = self._look(window)
+        return self._sights[window]
+
+    def _look(self, window: int | None) -> Sight:
+        size, width = self.block_size, self._width
+        num_singles = sum(1 for row in self._rows if row.num_new == 1)
+        singles, longer = self._rows[:num_singles], self._rows[num_singles:]
         # A BLAS takes a single query for a vector, which costs a fifth of a small matrix of three (docs/benchmarks.md).
         apart = width is None and on_cpu()
-        self.tiles = [Tiles(singles, 0, 1, block_size, apart, num_pooled)] if singles else []
-        self.chunks: list[Chunk] = []
+        tiles = [Tiles(singles, 0, 1, size, apart, self._num_pooled, window)] if singles else []
         if longer and width is not None:
-            self.tiles.append(Tiles(longer, num_singles, math.gcd(width, block_size), block_size))
-        elif longer:
-            self.chunks = _chunks(longer, num_singles, block_size)
-        self._writes: dict[int, mx.array] = {}
+            tiles.append(Tiles(longer, num_singles, math.gcd(width, size), size, window=window))
+            longer = []
+        return Sight(tiles, _chunks(longer, num_singles, size, window))
 
     def writes(self, num_heads: int) -> mx.array:
         """Vectors of a ``LayerPool`` or ``Tail`` that the step's tokens are written to: ``[T, num_heads]``."""
@@ -81,14 +115,23 @@ class Geometry:
         return self._writes[num_heads]
 
 
-def _chunks(rows: Sequence[Row], first: int, block_size: int) -> list[Chunk]:
+def _chunks(rows: Sequence[Row], first: int, block_size: int, window: int | None) -> list[Chunk]:
     chunks = []
     for row in rows:
-        num_context = row.start + row.num_new
-        table = np.asarray(row.blocks[: -(-num_context // block_size)])
-        chunks.append(Chunk(first, row.num_new, mx.array(table), num_context))
+        end = row.start + row.num_new
+        behind = 0 if window is None else max(row.start - window + 1, 0) // block_size
+        table = np.asarray(row.blocks[behind : -(-end // block_size)])
+        num_context = end - behind * block_size
+        mask = "causal" if window is None else _window_mask(row.num_new, num_context, window)
+        chunks.append(Chunk(first, row.num_new, mx.array(table), num_context, window, mask))
         first += row.num_new
     return chunks
+
+
+def _window_mask(num_tokens: int, num_context: int, window: int) -> mx.array:
+    """Which positions of a context its last ``num_tokens`` see: ``[num_tokens, num_context]``."""
+    positions, others = mx.arange(num_context - num_tokens, num_context)[:, None], mx.arange(num_context)
+    return (others <= positions) & (others > positions - window)
 
 
 def _block_span(row: Row, block_size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -115,18 +158,34 @@ class LayerCache:
         self.places[-1].write(at, keys.squeeze(2)[:num_tokens], values.squeeze(2)[:num_tokens])
         return keys, values
 
-    def attend(self, queries: mx.array, scale: float) -> mx.array:
-        """Attention of ``queries [T, query_heads, 1, key_dim]``; gives ``[T, query_heads, 1, value_dim]``."""
+    def keys_and_values(self) -> NoReturn:
+        """What a model asks for whose layers share what one of them keeps."""
+        raise NotImplementedError(SHARED)
+
+    def make_mask(self, num_tokens: int, return_array: bool = False, window_size: int | None = None) -> Window | None:
+        """What a model asks for before its layers and hands to attention in each that is alike. Its own word counts
+        before that of its cache."""
+        window = window_size or self.pool.shape.window
+        return None if window is None else Window(window)
+
+    def attend(
+        self, queries: mx.array, scale: float, mask: Window | None = None, sinks: mx.array | None = None
+    ) -> mx.array:
+        """Attention of ``queries [T, query_heads, 1, key_dim]``; gives ``[T, query_heads, 1, value_dim]``. ``sinks
+        [query_heads]`` as in ``causal_attention``."""
         geometry = self.geometry
         geometry.num_attended += 1
-        parts = [_attend_tiles(queries, self.places, tiles, scale) for tiles in geometry.tiles]
-        parts += [_attend_chunk(queries, self.pool, chunk, scale) for chunk in geometry.chunks]
+        sight = geometry.sight(self.pool.shape.window if mask is None else mask.num_tokens)
+        parts = [_attend_tiles(queries, self.places, tiles, scale, sinks) for tiles in sight.tiles]
+        parts += [_attend_chunk(queries, self.pool, chunk, scale, sinks) for chunk in sight.chunks]
         if geometry.num_padding:
             parts.append(mx.zeros((geometry.num_padding, *parts[0].shape[1:]), parts[0].dtype))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
-def _attend_tiles(queries: mx.array, places: Sequence[LayerPool | Tail], tiles: Tiles, scale: float) -> mx.array:
+def _attend_tiles(
+    queries: mx.array, places: Sequence[LayerPool | Tail], tiles: Tiles, scale: float, sinks: mx.array | None
+) -> mx.array:
     """Block-table attention of queries in tiles, K and V read where they lie: two ``gather_mm`` over each place.
 
     Each pair gives partial scores and sums; queries are put together by their maximum and sum, as in flash attention
@@ -143,7 +202,8 @@ def _attend_tiles(queries: mx.array, places: Sequence[LayerPool | Tail], tiles: 
         [mx.gather_mm(scaled, keys[part.place].swapaxes(-1, -2), part.queries, part.blocks) for part in index.parts]
     )
     scores = scores.reshape(-1, heads, width, group, size) + tiles.bias
-    peak = mx.full((tiles.num_tiles, heads, width, group, 1), -mx.inf, scores.dtype)
+    sink = -mx.inf if sinks is None else sinks.astype(scores.dtype).reshape(heads, 1, group, 1) * LOG2_E
+    peak = mx.full((tiles.num_tiles, heads, width, group, 1), sink, scores.dtype)
     peak = peak.at[rows].maximum(scores.max(-1, keepdims=True))
     weights = mx.power(2.0, scores - peak[rows])  # [P, heads, width, group, block_size]
     flat = weights.astype(values[0].dtype).reshape(-1, index.height, size)
@@ -152,6 +212,8 @@ def _attend_tiles(queries: mx.array, places: Sequence[LayerPool | Tail], tiles: 
         tiles.sum_pairs(part.reshape(-1, heads, width, group, part.shape[-1]))
         for part in (weights.sum(-1, keepdims=True), partial)
     )
+    if sinks is not None:
+        total = total + tiles.by_query(mx.power(2.0, sink - peak))
     return tiles.scatter((summed / total).astype(queries.dtype).reshape(-1, heads * group, 1, summed.shape[-1]))
 
 
@@ -159,13 +221,13 @@ def _joined(parts: Sequence[mx.array]) -> mx.array:
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
-def _attend_chunk(queries: mx.array, pool: LayerPool, chunk: Chunk, scale: float) -> mx.array:
+def _attend_chunk(queries: mx.array, pool: LayerPool, chunk: Chunk, scale: float, sinks: mx.array | None) -> mx.array:
     own = queries[chunk.first : chunk.first + chunk.num_tokens].transpose(2, 1, 0, 3)
     keys, values = pool.context(chunk.blocks, chunk.num_context)
     if on_cpu():
-        out = causal_attention(own, keys, values, scale)
+        out = causal_attention(own, keys, values, scale, chunk.window, sinks)
     else:
-        out = mx.fast.scaled_dot_product_attention(own, keys, values, scale=scale, mask="causal")
+        out = mx.fast.scaled_dot_product_attention(own, keys, values, scale=scale, mask=chunk.mask, sinks=sinks)
     return out.transpose(2, 1, 0, 3)
 
 
@@ -181,9 +243,11 @@ def _seam(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
         queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any, sinks: Any = None
     ) -> mx.array:
         if isinstance(cache, LayerCache):
-            if mask is not None or sinks is not None:
-                raise NotImplementedError("attention masks and sinks have no block-table form here")
-            return cache.attend(queries, scale)
+            if not (mask is None or isinstance(mask, Window)):
+                raise NotImplementedError("its attention mask has no block-table form here")
+            return cache.attend(queries, scale, mask, sinks)
+        if isinstance(mask, Window):
+            raise NotImplementedError(SHARED)
         return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
 
     return scaled_dot_product_attention

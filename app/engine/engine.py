@@ -14,18 +14,15 @@ from app.engine.attention import Geometry, install_seam, layer_caches
 from app.engine.fixed import AnyShape, FixedShapes, Piece, prove
 from app.engine.head import HeadRows
 from app.engine.kernels import on_cpu, quicken
-from app.engine.loader import LoadedModel, free_bytes
+from app.engine.loader import LoadedModel, free_bytes, one_line
+from app.engine.probe import TOLERANCE, Probe
 from app.engine.sampler import Drawing, draw_rows
 from app.engine.storage import PagedStorage
 from app.engine.tails import Tails
 from app.errors import EngineFault, StartError
-from app.request import SamplingParams
 from app.scheduler.plan import Draw, Plan, Result, Row
 
 log = logging.getLogger("mlxcel.engine")
-
-# Largest allowed difference between ragged and plain logits, as a part of the largest logit.
-PROBE_TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-2, mx.bfloat16: 8e-2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,7 @@ class Engine:
         self._tails: Tails | None = None  # while steps are submitted ahead, and until the pool has what they hold
         self._last: InFlight | None = None  # the step submitted last, until it is finished
         self._unclean: list[int] = []  # blocks that may hold what is no number
-        probe = _Probe(self._model, loaded.vocab_size)
+        probe = Probe(self._model, loaded.vocab_size, self._shapes)
         install_seam(self._model)
         self._head = HeadRows(self._model)
         if on_cpu():
@@ -203,7 +200,7 @@ class Engine:
         self._head.aim(mx.array(ends + [0] * (max(piece.num_draws, 1) - len(ends))))
         out = self._model(tokens[:, None], cache=layer_caches(self._storage, geometry, self._tails))
         if geometry.num_attended != len(self._shapes):
-            raise RuntimeError(f"{geometry.num_attended} of {len(self._shapes)} layers attended by block table")
+            raise NotImplementedError(f"{geometry.num_attended} of {len(self._shapes)} layers attended by block table")
         return self._head.finish(out)[: max(len(ends), 1)]
 
     def _use_pool(self, num_blocks: int, block_size: int) -> None:
@@ -225,55 +222,24 @@ class Engine:
         """What the step that is submitted writes to."""
         return self._storage.arrays() if self._tails is None else self._tails.arrays()
 
-    def _check(self, probe: _Probe, loaded: LoadedModel) -> None:
+    def _check(self, probe: Probe, loaded: LoadedModel) -> None:
         """Raises StartError where the step does not give the model's own logits."""
-        self._use_pool(_Probe.NUM_BLOCKS, _Probe.BLOCK_SIZE)
+        self._use_pool(probe.num_blocks, probe.BLOCK_SIZE)
         try:
-            difference = probe.compare(self.logits)
+            apart = probe.compare(self.logits)
         except Exception as error:
-            raise StartError(f"{_family(loaded)} cannot be served yet: {type(error).__name__}: {error}") from error
-        allowed = PROBE_TOLERANCE.get(self._shapes[0].dtype, PROBE_TOLERANCE[mx.bfloat16])
-        if not difference <= allowed:
+            reason = str(error) if isinstance(error, NotImplementedError) else one_line(error)
+            raise StartError(f"{_family(loaded)} cannot be served yet: {reason}") from error
+        allowed = TOLERANCE.get(self._shapes[0].dtype, TOLERANCE[mx.bfloat16])
+        if apart > allowed:
             raise StartError(
                 f"{_family(loaded)} cannot be served yet: its ragged logits differ from the plain ones by"
-                f" {difference:.1e} of the largest (allowed {allowed:.0e})"
+                f" {apart:.1e} of the largest (allowed {allowed:.0e})"
             )
 
     def _fault(self, error: Exception) -> EngineFault:
         self._use_pool(self._storage.num_blocks, self._storage.block_size)
         return EngineFault(f"{type(error).__name__}: {error}")
-
-
-class _Probe:
-    """Two short prompts that join at different steps, first through the plain forward, then through the ragged one."""
-
-    BLOCK_SIZE = 4
-    NUM_BLOCKS = 4
-    PROMPTS = (6, 5)  # tokens
-
-    def __init__(self, model: object, vocab_size: int) -> None:
-        assert callable(model)
-        self._prompts = [[(17 * i + 5 * n + 3) % vocab_size for i in range(n)] for n in self.PROMPTS]
-        self._plain = [model(mx.array([prompt]))[0].astype(mx.float32) for prompt in self._prompts]
-        _evaluate(self._plain)
-
-    def compare(self, logits: object) -> float:
-        """The largest difference of the ragged logits from the plain ones, as a part of the largest plain logit."""
-        assert callable(logits)
-        worst = 0.0
-        for rows in (
-            [self._row(0, 0, 3)],
-            [self._row(0, 3, 1), self._row(1, 0, 3)],
-            [self._row(0, 4, 2), self._row(1, 3, 2)],
-        ):
-            got = logits(rows).astype(mx.float32)
-            want = mx.stack([self._plain[row.request_id][row.start + row.num_new - 1] for row in rows])
-            worst = max(worst, (mx.abs(got - want).max() / mx.abs(want).max()).item())
-        return worst
-
-    def _row(self, prompt: int, start: int, num_new: int) -> Row:
-        tokens = self._prompts[prompt]
-        return Row(prompt, tokens, start, num_new, (2 * prompt + 1, 2 * prompt), True, len(tokens), SamplingParams())
 
 
 def _family(loaded: LoadedModel) -> str:

@@ -34,11 +34,19 @@ def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     return gate * x / (1.0 + mx.power(2.0, gate * -LOG2_E))
 
 
-def causal_attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
-    """Attention of the last n positions of a context.
+def causal_attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    scale: float,
+    window: int | None = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """Attention of the last n positions of a context, each to the last ``window`` up to itself; None: to all.
 
     ``queries [1, query_heads, n, dim]``; keys and values ``[1, heads, context, dim]``; gives
-    ``[1, query_heads, n, value_dim]``.
+    ``[1, query_heads, n, value_dim]``. ``sinks [query_heads]``: each head's score of nothing: it takes
+    weight and gives no value.
 
     In pieces of ``PIECE`` queries, each against no more than it may see: half the work is never done, and no matrix of
     n times context is held.
@@ -46,14 +54,25 @@ def causal_attention(queries: mx.array, keys: mx.array, values: mx.array, scale:
     num_queries, num_context, heads = queries.shape[2], keys.shape[2], keys.shape[1]
     grouped = (queries * (scale * LOG2_E)).reshape(heads, -1, num_queries, queries.shape[-1])
     keys, values = keys[0][:, None].swapaxes(-1, -2), values[0][:, None]
+    sink = None if sinks is None else sinks.reshape(heads, -1, 1, 1) * LOG2_E
     pieces = []
     for begin in range(0, num_queries, PIECE):
         end = min(begin + PIECE, num_queries)
         first, seen = num_context - num_queries + begin, num_context - num_queries + end
-        hidden = mx.arange(first, seen)[:, None] < mx.arange(seen)
-        scores = mx.where(hidden, -mx.inf, grouped[:, :, begin:end] @ keys[..., :seen])
-        weights = mx.power(2.0, scores - scores.max(-1, keepdims=True))
-        pieces.append((weights @ values[:, :, :seen]) / weights.sum(-1, keepdims=True))
+        low = 0 if window is None else max(first - window + 1, 0)
+        positions, others = mx.arange(first, seen)[:, None], mx.arange(low, seen)
+        hidden = positions < others
+        if window is not None:
+            hidden = hidden | (others <= positions - window)
+        scores = mx.where(hidden, -mx.inf, grouped[:, :, begin:end] @ keys[..., low:seen])
+        peak = scores.max(-1, keepdims=True)
+        if sink is not None:
+            peak = mx.maximum(peak, sink)
+        weights = mx.power(2.0, scores - peak)
+        total = weights.sum(-1, keepdims=True)
+        if sink is not None:
+            total = total + mx.power(2.0, sink - peak)
+        pieces.append((weights @ values[:, :, low:seen]) / total)
     return mx.concatenate(pieces, axis=2).reshape(1, -1, num_queries, values.shape[-1])
 
 
@@ -136,7 +155,7 @@ class _Shared(Generic[T]):
 
 
 def _paired(product: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
-    return product(mx.concatenate([x, x]))[:1] if x.size == x.shape[-1] else product(x)
+    return product(mx.concatenate([x, x]))[:1] if x.ndim > 1 and x.size == x.shape[-1] else product(x)
 
 
 def quicken(model: nn.Module) -> None:

@@ -39,7 +39,7 @@ def _file_limit_kept() -> Iterator[None]:
 
 
 with _file_limit_kept():
-    from mlx_lm.models.cache import KVCache, make_prompt_cache
+    from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
     from mlx_lm.utils import dequantize_model, load_adapters, load_model, load_tokenizer
 
 
@@ -64,6 +64,14 @@ class LoadedModel:
     @property
     def kv_bytes_per_token(self) -> int:
         return sum(shape.bytes_per_token for shape in self.layer_shapes)
+
+    @property
+    def decode_path(self) -> str:
+        """How it is decoded, for people to read."""
+        windows = [shape.window for shape in self.layer_shapes if shape.window is not None]
+        sizes = " or ".join(map(str, sorted(set(windows))))
+        sliding = f", {len(windows)} of {len(self.layer_shapes)} layers see the last {sizes} tokens" if windows else ""
+        return f"ragged paged{sliding}"
 
 
 def set_device(device: str) -> None:
@@ -95,7 +103,7 @@ def limit_memory(cache_bytes: int | None, wired_bytes: int) -> None:
         try:
             mx.set_wired_limit(wired_bytes)
         except (ValueError, RuntimeError) as error:
-            raise StartError(f"MLXCEL_WIRED_LIMIT={wired_bytes} is not possible: {_one_line(error)}") from error
+            raise StartError(f"MLXCEL_WIRED_LIMIT={wired_bytes} is not possible: {one_line(error)}") from error
 
 
 def memory_bytes() -> int:
@@ -133,7 +141,7 @@ def model_directory(model: str, cache_dir: Path, offline: bool) -> Path:
     except Exception as error:
         where = "in the local hub cache (MLXCEL_OFFLINE is on)" if offline else "on the hub"
         raise StartError(
-            f"MLXCEL_MODEL={model} is no folder here and was not found {where}: {_one_line(error)}"
+            f"MLXCEL_MODEL={model} is no folder here and was not found {where}: {one_line(error)}"
         ) from error
 
 
@@ -156,13 +164,13 @@ def load(path: Path, weight_dtype: str, adapter: Path | None = None) -> LoadedMo
     try:
         model, config = load_model(path, lazy=True)
         tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
-    except Exception as error:
-        raise StartError(f"the model at {path} cannot be loaded: {_one_line(error)}") from error
+    except (Exception, SystemExit) as error:  # a module of mlx-lm leaves the process where a package is missing
+        raise StartError(f"the model at {path} cannot be loaded: {one_line(error)}") from error
     if adapter is not None:
         try:
             load_adapters(model, str(adapter))
         except Exception as error:
-            raise StartError(f"MLXCEL_ADAPTER={adapter} cannot be put on this model: {_one_line(error)}") from error
+            raise StartError(f"MLXCEL_ADAPTER={adapter} cannot be put on this model: {one_line(error)}") from error
     dtype = weight_dtype if weight_dtype != "auto" else "float32" if on_cpu() else None
     if dtype is not None:
         model = _cast(model, getattr(mx, dtype))
@@ -197,10 +205,11 @@ def read_weights(loaded: LoadedModel) -> None:
         for _, array in tree_flatten(loaded.model.parameters()):
             mx.eval(array)
     except Exception as error:
-        raise StartError(f"the weights at {loaded.path} cannot be read: {_one_line(error)}") from error
+        raise StartError(f"the weights at {loaded.path} cannot be read: {one_line(error)}") from error
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
+    """What an error is and says, cut to 300 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
@@ -210,6 +219,10 @@ def _cast(model: nn.Module, dtype: mx.Dtype) -> nn.Module:
     model = dequantize_model(model)
     model.eval()
     return model
+
+
+def _holds_keys_and_values(cache: Any) -> bool:
+    return type(cache) is KVCache or (type(cache) is RotatingKVCache and cache.keep == 0)
 
 
 def _window(config: dict[str, Any], tokenizer: Any, path: Path) -> int:
@@ -226,19 +239,31 @@ def _vocab_size(config: dict[str, Any], tokenizer: Any) -> int:
 
 
 def layer_shapes(model: nn.Module, config: dict[str, Any]) -> tuple[LayerShape, ...]:
-    """Look at what each layer's cache is and what it would hold after one token. Nothing is computed."""
+    """Look at what each layer's cache is and what it would hold after one token. Nothing is computed.
+
+    A rotating cache drops what lies behind a sliding window. Here it is kept, and attention does not look there.
+
+    Raises:
+        StartError: a layer keeps something else, or the model cannot read a token.
+    """
     family = config.get("model_type", "unknown")
     caches = make_prompt_cache(model)
-    odd = sorted({type(cache).__name__ for cache in caches if type(cache) is not KVCache})
+    odd = sorted({type(cache).__name__ for cache in caches if not _holds_keys_and_values(cache)})
     if odd:
         raise StartError(
-            f"model family '{family}' cannot be served yet: its layers keep {', '.join(odd)}, not a plain KV cache"
+            f"model family '{family}' cannot be served yet: its layers keep {', '.join(odd)}, not keys and values alone"
         )
     try:
         model(mx.array([[0]]), cache=caches)
         return tuple(
-            LayerShape(cache.keys.shape[1], cache.keys.shape[3], cache.values.shape[3], cache.keys.dtype)
+            LayerShape(
+                num_heads=cache.keys.shape[1],
+                key_dim=cache.keys.shape[3],
+                value_dim=cache.values.shape[3],
+                dtype=cache.keys.dtype,
+                window=cache.max_size if type(cache) is RotatingKVCache else None,
+            )
             for cache in caches
         )
     except Exception as error:
-        raise StartError(f"model family '{family}' cannot be served yet: {_one_line(error)}") from error
+        raise StartError(f"model family '{family}' cannot be served yet: {one_line(error)}") from error

@@ -10,12 +10,14 @@ import mlx.core as mx
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer keeps of one token: ``num_heads`` keys of ``key_dim`` and values of ``value_dim`` numbers."""
+    """What one layer keeps of one token: ``num_heads`` keys of ``key_dim`` and values of ``value_dim`` numbers. A token
+    looks at the last ``window`` tokens, itself among them; None: at all."""
 
     num_heads: int
     key_dim: int
     value_dim: int
     dtype: mx.Dtype
+    window: int | None = None
 
     @property
     def bytes_per_token(self) -> int:

@@ -46,22 +46,27 @@ class Tiles:
         block_size: int,
         apart: bool = False,
         num_pooled: Sequence[int] | None = None,
+        window: int | None = None,
     ) -> None:
         """``first`` is where the rows' tokens begin among those of the step; they lie one after the other. ``apart``:
         each query is multiplied for itself, not together with those that share its KV head; for a width of one.
-        ``num_pooled``: how many of each row's blocks lie in the pool, the others in tails; for rows of one token."""
+        ``num_pooled``: how many of each row's blocks lie in the pool, the others in tails; for rows of one token.
+        ``window``: a query sees the last so many tokens up to its own; None: all. Blocks behind it make no pair."""
         self.width = width
         self._apart = apart
         spans = [range(row.start // width, (row.start + row.num_new - 1) // width + 1) for row in rows]
         numbers = np.concatenate([np.asarray(span) for span in spans])
-        counts = numbers * width // block_size + 1
+        behind = np.zeros_like(numbers) if window is None else np.maximum(numbers * width - window + 1, 0) // block_size
+        counts = numbers * width // block_size + 1 - behind
         self.num_tiles = len(numbers)
         self._set_places(rows, spans, first)
         owned = [np.asarray(row.blocks) for row, span in zip(rows, spans, strict=True) for _ in span]
         self._pair_tiles = np.repeat(np.arange(self.num_tiles), counts)
-        self._pair_blocks = np.concatenate([blocks[:count] for blocks, count in zip(owned, counts, strict=True)])
+        self._pair_blocks = np.concatenate(
+            [blocks[begin : begin + count] for blocks, begin, count in zip(owned, behind, counts, strict=True)]
+        )
         ends = np.cumsum(counts)
-        numbers_in_row = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
+        numbers_in_row = np.arange(ends[-1]) - np.repeat(ends - counts - behind, counts)
         self._num_pooled = int(ends[-1])
         self._row_order: mx.array | None = None
         if num_pooled is not None:
@@ -72,8 +77,10 @@ class Tiles:
             self._pair_tiles, self._pair_blocks = self._pair_tiles[order], self._pair_blocks[order]
             numbers_in_row = numbers_in_row[order]
         seen = numbers_in_row[:, None] * block_size + np.arange(block_size)
-        positions = (numbers[:, None] * width + np.arange(width))[self._pair_tiles]
-        hidden = seen[:, None, :] > positions[:, :, None]
+        positions = (numbers[:, None] * width + np.arange(width))[self._pair_tiles][:, :, None]
+        hidden = seen[:, None, :] > positions
+        if window is not None:
+            hidden |= seen[:, None, :] <= positions - window
         self.pair_tiles = mx.array(self._pair_tiles)
         self.bias = mx.array(np.where(hidden, -np.inf, 0.0).astype(np.float32))[:, None, :, None, :]
         segments = np.stack([ends - counts, ends], axis=1) + (np.arange(width) * ends[-1])[:, None, None]
@@ -128,6 +135,11 @@ class Tiles:
             parts = parts[self._row_order]
         flat = parts.transpose(2, 0, 1, 3, 4).reshape(-1, heads * group * dim).astype(mx.float32)
         return mx.segmented_mm(self._ones, flat, self._segments).reshape(-1, heads, group, dim)
+
+    def by_query(self, values: mx.array) -> mx.array:
+        """What each query has, ``[N, heads, width, group, dim]``, in the order of ``sum_pairs``."""
+        _, heads, _, group, dim = values.shape
+        return values.transpose(2, 0, 1, 3, 4).reshape(-1, heads, group, dim)
 
     def scatter(self, results: mx.array) -> mx.array:
         """Results ``[width * N, ...]`` in the order of the rows' tokens."""
