@@ -181,6 +181,10 @@ class Completion:
         self._news: asyncio.Queue[News] = asyncio.Queue()
         self._unread: deque[News] = deque()
 
+    @property
+    def choices(self) -> Sequence[Choice]:
+        return tuple(self._choices.values())
+
     def sink(self, news: News) -> None:
         """Where the worker puts news of any of the choices. Who does not read them loses the rest of the answer: a
         request must not go on, and its news pile up, for a client that takes nothing."""

@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "service": {"errors", "request", "scheduler.snapshot", "text", "worker", "completion"},
     "metrics": {"scheduler.snapshot", "service"},
     "recordings": {"errors", "scheduler"},
+    "traces": {"completion", "api.delivery"},
     "api": {
         "errors",
         "request",
@@ -52,6 +53,7 @@ MAY_IMPORT = {
         "service",
         "metrics",
         "recordings",
+        "traces",
         "api",
         "settings",
         "engine",
@@ -74,6 +76,7 @@ ONLY_IN = {
     "granian": "serve",
     "prometheus_client": "metrics",
     "matplotlib": "charts",
+    "opentelemetry": "traces",
 }
 FORBIDDEN_NAMES = re.compile(r"(^|_)(utils?|core|common|base|managers?|helpers?|misc)($|_)", re.IGNORECASE)
 
