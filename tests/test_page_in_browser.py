@@ -18,7 +18,7 @@ pytest.importorskip("playwright.sync_api", reason="playwright is not installed: 
 
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
-from tests.browsing import launch, say, visiting
+from tests.browsing import TIMEOUT_MS, launch, say, visiting
 
 KEY = "schlüssel-1"
 UNKNOWN = "\N{EN DASH}"  # stands where there is no figure yet
@@ -54,6 +54,15 @@ def make_it_say(page: Page, said: str) -> None:
         route.continue_(post_data=json.dumps(body))
 
     page.route("**/v1/chat/completions", force)
+
+
+def wait_for_text(page: Page, num_chars: int) -> None:
+    """Return when the answer is so long. (Playwright's own waiting evaluates text, which the policy forbids.)"""
+    for _ in range(TIMEOUT_MS // 50):
+        if len(page.locator(".said").inner_text()) >= num_chars:
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"there were never {num_chars} characters: {page.locator('.said').inner_text()}")
 
 
 def last_foot(page: Page) -> str:
@@ -109,9 +118,8 @@ def test_an_answer_streams_and_can_be_stopped(browser: Browser, locked: ServerPr
         unlock(page)
         say(page, "Go on and on.")
         expect(page.get_by_role("button", name="Stop")).to_be_visible()
-        page.wait_for_function("document.querySelector('.said').innerText.length > 20")
-        length = "document.querySelector('.said').innerText.length"
-        page.wait_for_function(f"{length} > {page.evaluate(length)}")
+        wait_for_text(page, 20)
+        wait_for_text(page, 1 + len(page.locator(".said").inner_text()))
         expect(page.locator("#slot-list .busy")).to_have_count(1)
         expect(page.locator("#slot-list .busy .figures")).to_contain_text("written")
         expect(page.locator("#itl")).to_have_text(re.compile(r"\d m?s$"))
@@ -280,14 +288,14 @@ def test_a_narrow_screen_shows_one_half_at_a_time(browser: Browser, locked: Serv
         assert is_within()
         page.locator("#question").fill("Go on.")
         page.get_by_role("button", name="Send").tap()
-        page.wait_for_function("document.querySelector('.said').innerText.length > 400")
+        wait_for_text(page, 400)
         expect(page.locator("#question")).to_be_in_viewport()
         assert is_within()
         page.get_by_role("button", name="Stop").tap()
         page.get_by_role("button", name="Server").tap()
         expect(page.locator("#chat")).to_be_hidden()
-        expect(page.locator("#throughput-chart svg")).to_be_in_viewport()
-        expect(page.locator("#throughput-chart .trace").first).to_have_attribute("d", re.compile("^M"))
+        expect(page.locator("#decode-chart svg")).to_be_in_viewport()
+        expect(page.locator("#decode-chart .trace")).to_have_attribute("d", re.compile("^M"))
         page.locator("#settings summary").tap()
         assert is_within()
 
@@ -347,7 +355,7 @@ def test_screenshots(browser: Browser, server: ServerProcess) -> None:
     folder = Path(os.environ["SCREENSHOTS"])
     folder.mkdir(exist_ok=True)
     rest = threading.Event()
-    people = [threading.Thread(target=write, args=(server.url, number, rest)) for number in range(3)]
+    people = [threading.Thread(target=write, args=(server.url, number, rest)) for number in range(2)]
     for person in people:
         person.start()
     try:
@@ -357,10 +365,10 @@ def test_screenshots(browser: Browser, server: ServerProcess) -> None:
             for view in (page, phone):
                 view.locator("#options summary").click()
                 view.get_by_label("Temperature").fill("0")
-                view.get_by_label("Most tokens").fill("220")
+                view.get_by_label("Most tokens").fill("120")
                 view.locator("#options summary").click()
                 say(view, "Write a Python function that reverses a string. Keep it short.")
-                expect(view.locator(".answer")).to_have_attribute("aria-busy", "false")
+                expect(view.locator(".answer")).to_have_attribute("aria-busy", "false", timeout=600_000)
             page.screenshot(path=folder / "page.png")
             page.emulate_media(color_scheme="dark")
             page.screenshot(path=folder / "page-dark.png")
@@ -381,5 +389,5 @@ def write(url: str, number: int, rest: threading.Event) -> None:
         for turn in range(1000):
             body = {"prompt": f"{context if turn % 2 else ''}Person {number}, day {turn}:", "ignore_eos": True}
             client.post("/v1/completions", json=body | {"max_tokens": 40 + 50 * (turn % 3)})
-            if rest.wait(1.5 * (number + turn % 3)):
+            if rest.wait(2 * (number + turn % 3)):
                 return

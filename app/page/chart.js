@@ -1,8 +1,8 @@
-// A strip chart: the last minutes of one or two series, the newest at the right edge.
+// A strip chart: the last minutes of one figure, the newest at the right edge.
 
 const SVG = "http://www.w3.org/2000/svg";
-const HEIGHT = 92;
-const PLOT = { top: 7, bottom: 76, right: 46 }; // the right margin has the scale, the bottom one the time
+const HEIGHT = 80;
+const PLOT = { top: 7, bottom: 64, right: 46 }; // the right margin has the scale, the bottom one the time
 
 /** The next of 1, 2, 5, 10, ... that is not below `value`. */
 function ceiling(value) {
@@ -20,17 +20,17 @@ function draw(parent, tag, attributes = {}, text = "") {
 
 export class Chart {
   /**
-   * `names` are members of the points that `show` gets; a member is a number or null. `format` turns a number into
-   * text. With `joins` a line runs on over points without a number, which suits what is seen only now and then.
+   * `name` is a member of the points that `show` gets, a number or null. `format` turns a number into text. The scale
+   * goes up to `least` or higher. With `joins` the line runs on over nulls, which suits what comes now and then.
    */
-  constructor(figure, names, format, windowS, { least = 1, joins = false } = {}) {
-    Object.assign(this, { names, format, windowS, least, joins, points: [], now: 0 });
+  constructor(figure, name, format, windowS, { least = 1, joins = false } = {}) {
+    Object.assign(this, { name, format, windowS, least, joins, points: [], now: 0 });
     this.output = figure.querySelector("output");
     this.svg = draw(figure, "svg", { height: HEIGHT, role: "img" });
     this.scale = [0, 1, 2].map((step) => ({ line: draw(this.svg, "path", { class: "grid" }), step }));
     this.labels = [1, 2].map((step) => ({ text: draw(this.svg, "text", { "text-anchor": "end" }), step }));
     this.area = joins ? null : draw(this.svg, "path", { class: "area" });
-    this.lines = names.map((_, index) => draw(this.svg, "path", { class: index ? "trace second" : "trace" }));
+    this.line = draw(this.svg, "path", { class: "trace" });
     this.cursor = draw(this.svg, "path", { class: "cursor" });
     draw(this.svg, "text", { y: HEIGHT - 2 }, `${Math.round(windowS / 60)} min ago`);
     this.end = draw(this.svg, "text", { y: HEIGHT - 2, "text-anchor": "end" }, "now");
@@ -49,17 +49,16 @@ export class Chart {
     const { width } = this.svg.getBoundingClientRect();
     if (!width) return; // not on the screen
     this.right = width - PLOT.right;
-    const values = this.points.flatMap((point) => this.names.map((name) => point[name] ?? 0));
-    this.top = ceiling(Math.max(this.least, ...values));
+    this.top = ceiling(Math.max(this.least, ...this.points.map((point) => point[this.name] ?? 0)));
     for (const { line, step } of this.scale) line.setAttribute("d", `M0 ${this.y((this.top * step) / 2)}H${this.right}`);
     for (const { text, step } of this.labels) {
       text.setAttribute("x", width);
       text.setAttribute("y", this.y((this.top * step) / 2) + 4);
-      text.textContent = this.format((this.top * step) / 2);
+      text.textContent = this.format((this.top * step) / 2).replace(/\.0+ /, " ").replace(" tok/s", "");
     }
     this.end.setAttribute("x", this.right);
-    this.names.forEach((name, index) => this.lines[index].setAttribute("d", this.path(name)));
-    this.area?.setAttribute("d", this.path(this.names[0], true));
+    this.line.setAttribute("d", this.path());
+    this.area?.setAttribute("d", this.path(true));
     this.point(this.pointer ?? null);
     this.svg.setAttribute("aria-label", this.summary ?? "");
   }
@@ -73,10 +72,10 @@ export class Chart {
   }
 
   /** Each run of numbers as a line; a single one is a line of no length, which round ends make a dot. */
-  path(name, isFilled = false) {
+  path(isFilled = false) {
     const runs = [[]];
-    for (const point of this.points) {
-      if (point[name] !== null) runs.at(-1).push(`${this.x(point.at)} ${this.y(point[name])}`);
+    for (const { at, [this.name]: value } of this.points) {
+      if (value !== null) runs.at(-1).push(`${this.x(at)} ${this.y(value)}`);
       else if (!this.joins && runs.at(-1).length) runs.push([]);
     }
     const drawn = runs.filter((run) => run.length);
@@ -85,15 +84,15 @@ export class Chart {
     return drawn.map((run) => `M${foot(run[0])}L${run.join("L")}L${foot(run.at(-1))}Z`).join("");
   }
 
-  /** Tell the values under the pointer, and without one the summary. */
+  /** Tell the value under the pointer, and without one the summary. */
   point(x) {
     this.pointer = x;
-    const at = x === null ? null : this.now - this.windowS * (1 - x / this.right);
-    const seen = this.points.filter((point) => this.names.some((name) => point[name] !== null));
+    const at = this.now - this.windowS * (1 - x / this.right);
+    const seen = x === null ? [] : this.points.filter((point) => point[this.name] !== null);
     const near = (a, b) => (Math.abs(a.at - at) < Math.abs(b.at - at) ? a : b);
-    const point = at === null || !seen.length ? null : seen.reduce(near);
+    const point = seen.length ? seen.reduce(near) : null;
     this.cursor.setAttribute("d", point ? `M${this.x(point.at)} ${PLOT.top}V${PLOT.bottom}` : "");
-    const told = () => this.names.map((name) => (point[name] === null ? "–" : this.format(point[name]))).join(" / ");
-    this.output.textContent = point ? `${Math.round(this.now - point.at)} s ago: ${told()}` : (this.summary ?? "");
+    const told = point && `${Math.round(this.now - point.at)} s ago: ${this.format(point[this.name])}`;
+    this.output.textContent = told ?? this.summary ?? "";
   }
 }

@@ -149,7 +149,7 @@ class Answer {
     const { predicted_n: num = this.num, predicted_per_second: speed = this.num / spent } = this.timings ?? {};
     const facts = [this.finish, `${count(num)} tokens`, Number.isFinite(speed) && speed > 0 && rate(speed)];
     facts.push(`first after ${seconds((this.first - this.began) / 1000)}`);
-    if (this.timings?.cache_n) facts.push(`${count(this.timings.cache_n)} of the prompt known`);
+    if (this.timings?.cache_n) facts.push(`${count(this.timings.cache_n)} prompt tokens from the cache`);
     return facts.filter(Boolean).join(" · ");
   }
 

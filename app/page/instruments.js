@@ -13,9 +13,10 @@ const $ = (id) => document.getElementById(id);
 export class Instruments {
   constructor() {
     this.history = []; // what was seen in the last minutes, each with its point on the charts
-    this.throughput = new Chart($("throughput-chart"), ["decode", "prefill"], rate, WINDOW_S, { least: 10 });
-    this.ttft = new Chart($("ttft-chart"), ["ttft"], seconds, WINDOW_S, { least: 0.1, joins: true });
-    this.itl = new Chart($("itl-chart"), ["itl"], seconds, WINDOW_S, { least: 0.01 });
+    this.decode = new Chart($("decode-chart"), "decode", rate, WINDOW_S, { least: 10 });
+    this.prefill = new Chart($("prefill-chart"), "prefill", rate, WINDOW_S, { least: 100 });
+    this.ttft = new Chart($("ttft-chart"), "ttft", seconds, WINDOW_S, { least: 0.1, joins: true });
+    this.itl = new Chart($("itl-chart"), "itl", seconds, WINDOW_S, { least: 0.01 });
   }
 
   /** Take in what `look` has seen, and show it. */
@@ -69,8 +70,8 @@ export class Instruments {
   showCharts({ at, metrics, point }) {
     const points = this.history.map((seen) => seen.point);
     const first = this.history.find((seen) => seen.metrics)?.metrics;
-    const now = (value, format) => (value === null ? "–" : format(value));
-    this.throughput.show(points, at, `${now(point.decode, rate)} / ${now(point.prefill, rate)}`);
+    this.decode.show(points, at, point.decode === null ? "" : rate(point.decode));
+    this.prefill.show(points, at, point.prefill === null ? "" : rate(point.prefill));
     const halves = [0.5, 0.95].map((share) => metrics && quantile(first, metrics, "mlxcel_request_ttft_seconds", share));
     const isKnown = typeof halves[0] === "number";
     this.ttft.show(points, at, isKnown ? `p50 ${seconds(halves[0])}, p95 ${seconds(halves[1])}` : "no request has ended");
