@@ -12,8 +12,8 @@ LOCK := env -u PIP_FIND_LINKS $(UV) pip compile --quiet --universal --generate-h
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-deploy routers bench loadtest loadtest-smoke figures determinism format docs wheelhouse \
-	sums screenshots image compose-up \
-	compose-down mac-contract lock clean
+	sums image compose-up \
+	compose-down mac-contract screenshots lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
