@@ -12,7 +12,7 @@ LOCK := env -u PIP_FIND_LINKS $(UV) pip compile --quiet --universal --generate-h
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-deploy routers bench loadtest loadtest-smoke figures determinism engine-parity format docs \
-	families wheelhouse sums image compose-up compose-down mac-contract lock clean
+	families wheelhouse sums image compose-up compose-down mac-contract screenshots lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +82,10 @@ compose-down: ## stop them
 mac-contract: ## on a Mac: whether launchd does what the deployment relies on (changes nothing that stays; asks for sudo)
 	sudo /bin/sh launchd/contract.sh
 
+screenshots: ## look at the page in Chromium and write docs/images (five minutes)
+	@ops/setup.sh dev
+	SCREENSHOTS=docs/images $(PYTHON) -m pytest tests/test_page.py -k screenshots
+
 format: ## let ruff put imports and layout in order
 	@ops/setup.sh dev
 	$(PYTHON) -m ruff check --fix .
@@ -101,7 +105,7 @@ families: ## try every model family mlx-lm has and write docs/models.md, some mi
 
 lock: ## resolve pyproject.toml again and write ops/requirements/*.txt (needs uv)
 	$(LOCK) --upgrade pyproject.toml -o ops/requirements/serve.txt
-	$(LOCK) --upgrade --extra dev --extra load --extra fleet -c ops/requirements/serve.txt pyproject.toml -o ops/requirements/dev.txt
+	$(LOCK) --upgrade --extra dev --extra load --extra fleet --extra otel -c ops/requirements/serve.txt pyproject.toml -o ops/requirements/dev.txt
 	$(LOCK) --upgrade --no-deps ops/requirements/model.in -o ops/requirements/model.txt
 	$(LOCK) --upgrade ops/requirements/routers.in -o ops/requirements/routers.txt
 	$(LOCK) --upgrade --no-deps ops/requirements/build.in -o ops/requirements/build.txt

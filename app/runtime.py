@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from app.api.app import create_app
 from app.errors import StartError
@@ -24,12 +24,13 @@ from app.scheduler.recorder import RecordedScheduler
 from app.scheduler.scheduler import Scheduler
 from app.scheduler.speculation import PromptLookup
 from app.service import ModelCard, Service
-from app.settings import Settings
+from app.settings import Settings, foreign_variables
 from app.text.chat import ChatText
 from app.text.detokenizer import Vocabulary
 from app.text.dialect import dialect_of
 from app.text.grammar import Grammars
 from app.text.infill import infill_of
+from app.traces import PREFIX, traced
 from app.worker import Worker
 
 if TYPE_CHECKING:
@@ -60,7 +61,9 @@ class Runtime:
         )
         self.service = Service(self._worker, lambda *times: self.metrics.observe_request(*times), self._recordings.read)
         self.metrics = Metrics(self.service, VERSION, settings.fingerprint)
-        self.app: Starlette = create_app(self.service, settings, self.metrics)
+        untraced = create_app(self.service, settings, self.metrics)
+        self._traced = traced(untraced, VERSION, foreign_variables(PREFIX))
+        self.app: ASGIApp = self._traced or untraced
         self.failed = self._worker.failed
 
     async def start(self) -> None:
@@ -76,6 +79,11 @@ class Runtime:
 
     async def stop(self) -> None:
         await self._worker.stop(STOP_S)
+
+    def close(self, timeout_s: float) -> None:
+        """Send the last traces."""
+        if self._traced is not None:
+            self._traced.close(timeout_s)
 
     def record(self) -> None:
         """Write the last ticks to a file."""

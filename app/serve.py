@@ -36,10 +36,11 @@ EXIT_ENGINE = 70
 BACKLOG = 1024
 # Of a request line with its headers; above: 431. It is looked at between two reads, so up to twice as much may pass.
 MAX_HEAD_BYTES = 1 << 15
-# After SIGINT these follow one another: the sum, with its two flushes, stays under two seconds.
+# After SIGINT these follow one another: the sum, with its three flushes, stays under two seconds.
 STOP_S = 1.2
 FLUSH_S = 0.2
-# How long a failed server still answers: probes and clients are told so, rather than to find the port closed.
+# How long a failed server still answers: probes and clients are told so, rather than to find the port closed. And how
+# long the last traces may take where there is no hurry.
 LAST_WORDS_S = 1.0
 
 Scope = MutableMapping[str, Any]
@@ -67,6 +68,9 @@ class Runtime(Protocol):
 
     async def stop(self) -> None:
         """Cancel everything and free the engine."""
+
+    def close(self, timeout_s: float) -> None:
+        """Called once nothing is answered any more: give away what is left to give, in at most so long."""
 
     def record(self) -> None:
         """Write down what happened last. Called on a thread of its own."""
@@ -165,6 +169,7 @@ async def _serve(
     await door.wait_empty(FLUSH_S)
     server.stop()  # type: ignore[no-untyped-call]
     await asyncio.wait({serving}, timeout=FLUSH_S)
+    runtime.close(FLUSH_S if end is _End.INTERRUPT else LAST_WORDS_S)
     if end is _End.NOT_LOADED:
         loading.result()
     if not stopping.done():

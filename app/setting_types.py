@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -71,6 +71,11 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_split_list)]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 CountOrAuto = Annotated[int | None, BeforeValidator(_unset_if_auto)]
 FilePath = Annotated[Path, AfterValidator(_expand_home)]
+StorageBackend = Annotated[Literal["auto", "paged"], refused_until_built("dense"), WORD]
+Victim = Annotated[Literal["longest-first", "lowest-priority"], WORD]
+DraftKind = Annotated[Literal["none", "prompt-lookup"], refused_until_built("mtp", "dflash"), WORD]
+LogFormat = Annotated[Literal["text", "json"], WORD]
+LogLevel = Annotated[Literal["debug", "info", "warning", "error"], WORD]
 
 
 def show(value: object) -> str:

@@ -19,11 +19,15 @@ from app.setting_types import (
     WORD,
     Bytes,
     CountOrAuto,
+    DraftKind,
     FilePath,
+    LogFormat,
+    LogLevel,
     Names,
     Seconds,
+    StorageBackend,
+    Victim,
     parse_budget,
-    refused_until_built,
     show,
 )
 from app.variables import PREFIX, Given
@@ -67,7 +71,7 @@ class Settings(BaseSettings):
     port: int = Field(8080, ge=1, le=65535, description="TCP port, 1 to 65535")
     ssl_cert_file: FilePath | None = Field(None, description="PEM certificate chain; with it HTTPS only")
     ssl_key_file: FilePath | None = Field(None, description="PEM key of the certificate, without a passphrase")
-    api_keys: Names = Field((), repr=False, description="accepted keys, comma list; with any, only /health* is open")
+    api_keys: Names = Field((), repr=False, description="accepted keys, comma list; the page and /health* stay open")
     api_key_file: FilePath | None = Field(
         None, description="file of more keys, one a line, # begins a comment; read again when it changes"
     )
@@ -111,9 +115,7 @@ class Settings(BaseSettings):
     max_batch_prefill: int = Field(4, ge=1, description="most prompts that prefill in one tick")
     max_batch_prefill_tokens: int | None = Field(None, ge=0, description="most tokens in it; 0: no cap; unset: derived")
 
-    decode_storage_backend: Annotated[Literal["auto", "paged"], refused_until_built("dense"), WORD] = Field(
-        "auto", description="auto or paged"
-    )
+    decode_storage_backend: StorageBackend = Field("auto", description="auto or paged")
     kv_block_size: int | None = Field(None, ge=1, le=4096, description="tokens a block; unset: 64 on CPU, 32 elsewhere")
     kv_cache_budget: Annotated[int | Literal["auto", "none"], BeforeValidator(parse_budget)] = Field(
         "auto", description="bytes of the block pool (K, M, G), `auto`, or `none` (also 0) for no bound"
@@ -131,19 +133,16 @@ class Settings(BaseSettings):
         None, ge=1, description="tokens in all, over rows if set, else slots; unset: model's window"
     )
     enable_preemption: bool = Field(False, description="a request of higher priority may requeue a running one")
-    preemption_policy: Annotated[Literal["longest-first", "lowest-priority"], WORD] = Field(
-        "longest-first", description="who gives way: longest-first or lowest-priority"
-    )
+    preemption_policy: Victim = Field("longest-first", description="who gives way: longest-first or lowest-priority")
     decode_lookahead: Annotated[Literal["auto", "on", "off"], WORD] = Field(
         "auto", description="submit a decode step before the last one is read; auto: on, but on a CPU off"
     )
-    draft_kind: Annotated[Literal["none", "prompt-lookup"], refused_until_built("mtp", "dflash"), WORD] = Field(
-        "none", description="kind of speculation, none or prompt-lookup; none in deterministic mode"
-    )
+    draft_kind: DraftKind = Field("none", description="speculation: none or prompt-lookup; none in deterministic mode")
     prompt_lookup_max_batch: int = Field(2, ge=1, description="most decoding rows in a tick with prompt lookup")
 
     slots: bool = Field(True, description="serve /slots; off: 501")
     metrics: bool = Field(True, description="serve /metrics; off: 501")
+    ui: bool = Field(True, description="serve the page at /; off: 404")
     drain_timeout: Seconds = Field(25.0, ge=0, description="seconds that running requests get after SIGTERM")
     record_ticks: int = Field(2048, ge=0, description="ticks that the flight recorder keeps at least; 0: off")
     record_dir: FilePath | None = Field(None, description="its folder; unset: `recordings` in `MLXCEL_CACHE_DIR`")
@@ -159,13 +158,11 @@ class Settings(BaseSettings):
     sdpa_deterministic: bool = Field(
         False, description="a request's output never depends on its neighbours; slower, see docs/determinism.md"
     )
-    log_format: Annotated[Literal["text", "json"] | None, WORD] = Field(
-        None, description="text or json; unset: text on a terminal, else json"
-    )
+    log_format: LogFormat | None = Field(None, description="text or json; unset: text on a terminal, else json")
     log_file: FilePath | None = Field(None, description="file to log to; unset: stderr")
     log_max_bytes: Bytes = Field(64 * 1024**2, ge=1024, description="size at which the log file is rotated (K, M, G)")
     log_backups: int = Field(5, ge=1, le=1000, description="rotated log files to keep")
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], WORD] = Field("info", description="least level")
+    log_level: LogLevel = Field("info", description="least level")
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
     _unused: list[str] = PrivateAttr(default_factory=list)
@@ -228,6 +225,11 @@ class Settings(BaseSettings):
 def variable(field: str) -> str:
     """The environment variable of a field."""
     return PREFIX + field.upper()
+
+
+def foreign_variables(prefix: str) -> dict[str, str]:
+    """Variables of a library, which reads them by itself: whether some are set can decide on whether it is loaded."""
+    return {name: value for name, value in os.environ.items() if name.startswith(prefix) and value}
 
 
 def is_secret(field: str) -> bool:

@@ -47,12 +47,13 @@ has_blis() {
 has_blas() { has_blis || "$python" -c 'import ctypes; ctypes.CDLL("libopenblas.so.0")' 2>/dev/null; }
 has_ensurepip() { "$python" -c 'import ensurepip' 2>/dev/null; }
 
-# Packages for the tests of the fleet. They make hosts, which only root can: for anybody else those tests are skipped, and
-# nobody's machine gets an SSH server unasked.
+# Packages for the tests of the fleet, and a browser for those of the page. The fleet's make hosts, which only root can:
+# for anybody else they are skipped, and nobody's machine gets an SSH server unasked.
 missing_test_tools() {
     [ "$(id -u)" = 0 ] || return 0
     for tool in sshd:openssh-server ssh:openssh-client ip:iproute2 ps:procps haproxy:haproxy promtool:prometheus \
-        shellcheck:shellcheck xmllint:libxml2-utils podman:podman runc:runc mmdebstrap:mmdebstrap; do
+        shellcheck:shellcheck xmllint:libxml2-utils podman:podman runc:runc mmdebstrap:mmdebstrap \
+        chromium-headless-shell:chromium-headless-shell; do
         PATH=$PATH:/usr/sbin:/sbin command -v "${tool%:*}" >/dev/null 2>&1 || printf '%s ' "${tool#*:}"
     done
     [ -x /lib/systemd/systemd ] || printf 'systemd '

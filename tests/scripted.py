@@ -145,6 +145,7 @@ class Options:
     strict_fields: bool = False
     slots: bool = True
     metrics: bool = True
+    ui: bool = True
     fingerprint: str = "0123456789ab"
 
     def describe(self) -> list[tuple[str, str, str]]:

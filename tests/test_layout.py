@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "service": {"errors", "request", "scheduler.snapshot", "text", "worker", "completion"},
     "metrics": {"scheduler.snapshot", "service"},
     "recordings": {"errors", "scheduler"},
+    "traces": {"completion", "api.delivery"},
     "api": {
         "errors",
         "request",
@@ -53,6 +54,7 @@ MAY_IMPORT = {
         "service",
         "metrics",
         "recordings",
+        "traces",
         "api",
         "settings",
         "engine",
@@ -94,6 +96,7 @@ ONLY_IN = {
     "granian": "serve",
     "prometheus_client": "metrics",
     "matplotlib": "charts",
+    "opentelemetry": "traces",
 }
 FORBIDDEN_NAMES = re.compile(r"(^|_)(utils?|core|common|base|managers?|helpers?|misc)($|_)", re.IGNORECASE)
 

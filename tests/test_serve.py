@@ -46,6 +46,9 @@ class Counting:
         if mode == "stuck":
             await asyncio.sleep(60)
 
+    def close(self, timeout_s):
+        pass
+
     def record(self):
         print("recorded", flush=True)
 

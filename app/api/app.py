@@ -8,7 +8,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from app.api import endpoints, llama, responses
+from app.api import endpoints, llama, page, responses
 from app.api.completions import IGNORED_HEADER, chat_completions, completions
 from app.api.errors import respond
 from app.api.keys import Keys
@@ -28,7 +28,7 @@ def create_app(service: Serving, settings: HttpSettings, metrics: Counting) -> S
         StartError: the file of API keys cannot be read or is empty.
     """
     app = Starlette(
-        routes=routes(),
+        routes=[*routes(), *(page.routes() if settings.ui else [])],
         middleware=_middleware(settings, metrics, Keys(settings.api_keys, settings.api_key_file)),
         exception_handlers={MlxcelError: respond, HTTPException: respond},
     )

@@ -25,6 +25,7 @@ ADMISSION_WAIT_S = 10.0
 # How long a client may leave what was sent to it unread, once all buffers on the way are full.
 SEND_TIMEOUT_S = 30.0
 FACTS = "mlxcel.generation"  # where a scope holds the facts of its completion, for the access log
+COMPLETION = "mlxcel.completion"  # and the completion itself, for traces
 
 # The deltas of each choice, with what they took, as one JSON object.
 WriteWhole = Callable[[Mapping[int, list[Delta]], Usage, Timings], dict[str, Any]]
@@ -47,6 +48,7 @@ class Delivery(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises the completion's refusal while nothing has been sent; later failures go into the stream."""
         end = "cancelled"
+        scope[COMPLETION] = self.completion
         gone = asyncio.ensure_future(_until_disconnect(receive))
         work = asyncio.ensure_future(self.deliver(_in_time(send)))
         try:

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import errors
+from app.api import page
 from app.api.delivery import FACTS
 from app.api.errors import REQUEST_ID, refusal_for
 from app.api.keys import Keys
@@ -20,8 +21,9 @@ from app.api.seam import Counting
 
 log = logging.getLogger("mlxcel.access")
 
-OPEN_PATHS = frozenset({"/health", "/v1/health", "/health/live", "/health/ready"})
-POLLED_ROUTES = OPEN_PATHS | {"/metrics", "/slots"}  # asked every few seconds for ever: not for the disk
+HEALTH_PATHS = frozenset({"/health", "/v1/health", "/health/live", "/health/ready"})
+OPEN_PATHS = HEALTH_PATHS | page.FILES.keys()
+POLLED_ROUTES = HEALTH_PATHS | {"/metrics", "/slots"}  # asked every few seconds for ever: not for the disk
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 CLIENT_GONE = 499  # nobody is left to read a status: this one is for the log and the counters
 MAX_REQUEST_ID = 128
@@ -92,7 +94,7 @@ class Access:
 
 class ApiKeys:
     """Ask for ``Authorization: Bearer <key>``, or ``x-api-key: <key>`` as Anthropic has it, on all paths but the health
-    checks. A good key stays in the scope."""
+    checks and the page's files. A good key stays in the scope."""
 
     def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self.app = app

@@ -59,7 +59,7 @@ class Serving(Protocol):
 
 
 class HttpSettings(Protocol):
-    """The settings that only HTTP reads. ``slots`` and ``metrics`` turn those routes on."""
+    """The settings that only HTTP reads. ``slots``, ``metrics`` and ``ui`` (the page) turn those routes on."""
 
     @property
     def api_keys(self) -> tuple[str, ...]: ...
@@ -83,6 +83,8 @@ class HttpSettings(Protocol):
     def slots(self) -> bool: ...
     @property
     def metrics(self) -> bool: ...
+    @property
+    def ui(self) -> bool: ...
     @property
     def fingerprint(self) -> str: ...
     def describe(self) -> list[tuple[str, str, str]]:
