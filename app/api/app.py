@@ -13,6 +13,7 @@ from app.api.completions import IGNORED_HEADER, chat_completions, completions
 from app.api.errors import respond
 from app.api.keys import Keys
 from app.api.middleware import Access, ApiKeys
+from app.api.openapi import openapi
 from app.api.rate_limit import RateLimits
 from app.api.seam import Counting, HttpSettings, Serving, Wiring
 from app.errors import MlxcelError
@@ -37,7 +38,7 @@ def create_app(service: Serving, settings: HttpSettings, metrics: Counting) -> S
 
 
 def routes() -> list[Route]:
-    """HEAD comes with every GET."""
+    """HEAD comes with every GET. What each takes and gives stands in ``app.api.operations``."""
     return [
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
@@ -58,6 +59,7 @@ def routes() -> list[Route]:
         Route("/tokenize", endpoints.tokenize, methods=["POST"]),
         Route("/detokenize", endpoints.detokenize, methods=["POST"]),
         Route("/apply-template", endpoints.apply_template, methods=["POST"]),
+        Route("/openapi.json", openapi),
     ]
 
 

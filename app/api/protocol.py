@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from app.api.answer_shape import shape_of
+from app.api.conversation import WrittenMessages, WrittenPrompts, WrittenTools
 from app.api.fields import INERT, NEUTRAL, Limits, check_messages, check_prompts, check_tool_choice, check_tools
 from app.errors import InvalidRequest
 from app.request import SamplingParams
@@ -25,8 +26,11 @@ def _listed(value: Any) -> Any:
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-Messages = Annotated[list[dict[str, Any]], BeforeValidator(check_messages)]
-Tools = Annotated[list[dict[str, Any]], BeforeValidator(check_tools)]
+StopList = Annotated[list[NonEmpty], Field(max_length=16)]
+Stop = Annotated[StopList, BeforeValidator(_listed, json_schema_input_type=StopList | NonEmpty)]
+Messages = Annotated[list[dict[str, Any]], BeforeValidator(check_messages, json_schema_input_type=WrittenMessages)]
+Tools = Annotated[list[dict[str, Any]], BeforeValidator(check_tools, json_schema_input_type=WrittenTools)]
+Prompts = Annotated[list[str | list[int]], BeforeValidator(check_prompts, json_schema_input_type=WrittenPrompts)]
 EFFORT_OPTIONS = ("reasoning_effort", "enable_thinking")
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -51,7 +55,7 @@ class Generation(Body):
         None, description="`include_usage`; `include_obfuscation` has no effect"
     )
     n: int = Field(1, ge=1, le=128, description="each takes a slot")
-    stop: Annotated[list[NonEmpty], BeforeValidator(_listed), Field(max_length=16)] = Field(
+    stop: Stop = Field(
         [], description="a string or a list; found in what the model writes, calls and reasoning included"
     )
     temperature: float | None = Field(None, ge=0, le=2)
@@ -209,9 +213,7 @@ class ChatBody(Generation):
 
 
 class CompletionBody(Generation):
-    prompt: Annotated[list[str | list[int]], BeforeValidator(check_prompts)] = Field(
-        description="a string, token ids, or a list of either"
-    )
+    prompt: Prompts = Field(description="a string, token ids, or a list of either")
     logprobs: int | None = Field(None, ge=0, le=20, description="in text completions, as many alternatives")
     echo: bool = Field(False, description="the prompt's text first; refused beside `logprobs`")
     best_of: int | None = Field(None, description="1 or `n`; other values are refused")
