@@ -9,8 +9,9 @@ from pathlib import Path
 COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 
-def build_tiny_model(embedded: Path, folder: Path) -> Path:
-    """Write the model to ``folder``, which must not exist. ``embedded`` is the embedded model as a directory."""
+def build_tiny_model(embedded: Path, folder: Path, window: int = 16384) -> Path:
+    """Write the model to ``folder``, which must not exist. ``embedded`` is the embedded model as a directory, and
+    ``window`` the longest context in tokens."""
     import mlx.core as mx  # here: its BLAS has to be loaded before it
     from mlx.utils import tree_flatten
     from mlx_lm.models.llama import Model, ModelArgs
@@ -23,7 +24,7 @@ def build_tiny_model(embedded: Path, folder: Path) -> Path:
         "num_key_value_heads": 2,
         "head_dim": 16,
         "rope_traditional": False,
-        "max_position_embeddings": 16384,
+        "max_position_embeddings": window,
     }
     config.pop("quantization", None)
     mx.random.seed(0)

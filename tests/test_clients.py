@@ -3,6 +3,7 @@ client's own exceptions. Those beside openai are installed by ``make test-client
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,9 @@ def caller(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def run(command: str | Path, program: str, server: ServerProcess) -> None:
     arguments = [command, PROGRAMS / program, server.url, MODEL, KEY]
-    done = subprocess.run(arguments, cwd=PROGRAMS, capture_output=True, text=True, timeout=300)
+    # Each of the environments has packages of its own.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(arguments, cwd=PROGRAMS, env=environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

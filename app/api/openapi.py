@@ -144,6 +144,6 @@ def _or_null(schema: Schema) -> Schema:
     options = schema.get("anyOf")
     if {"type": "null"} in (options or [schema]) or not schema.keys() - {"description"}:
         return schema
-    notes = {name: schema[name] for name in ("title", "description", "default") if name in schema}
+    notes: Schema = {name: schema[name] for name in ("title", "description", "default") if name in schema}
     options = options or [{name: item for name, item in schema.items() if name not in notes}]
     return {"anyOf": [*options, {"type": "null"}], **notes}

@@ -25,15 +25,16 @@ from loadtest.fuzz.judge import Judge
 from loadtest.tiny_model import build_tiny_model
 
 MAX_BODY_BYTES = 1 << 20
-# Small windows in a small pool: a request ends soon even if it forgets to say when, and blocks run out now and then.
+# A small window in a small pool: a request ends soon even if it forgets to say when, and blocks run out now and then.
+WINDOW = 96
 SETTINGS = {
     "MAX_QUEUE_DEPTH": "16",
-    "CTX_SIZE": "2048",
-    "KV_CACHE_BUDGET": "512K",
+    "KV_CACHE_BUDGET": "256K",
     "KV_BLOCK_SIZE": "16",
     "ENABLE_PREEMPTION": "true",
     "DRAFT_KIND": "prompt-lookup",
     "MAX_BODY_BYTES": str(MAX_BODY_BYTES),
+    "BLAS_THREADS": "1",  # the model is too small for more
     "LOG_FORMAT": "json",
 }
 ROWS = 4
@@ -75,7 +76,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as folder:
         embedded = loader.model_directory("embedded", Path(folder), offline=True)
-        model = build_tiny_model(embedded, Path(folder) / "tiny")
+        model = build_tiny_model(embedded, Path(folder) / "tiny", WINDOW)
         with running(ours(model, ROWS, **SETTINGS), options.out) as server:
             print(f"seed {options.seed}, {server.url}", file=sys.stderr)
             tally, faults, growth_bytes = attack(server, options.seed, options.requests)

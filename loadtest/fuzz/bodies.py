@@ -39,7 +39,7 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     (TEXT, {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0, "stop": ["zebra", "\n\n"]}),
     (TEXT, {"prompt": ["a b c", "1 2 3"], "max_tokens": 4, "echo": True, "stream": True}),
     (TEXT, {"prompt": [[1, 2, 3], [40, 50]], "max_tokens": 3, "logprobs": 2, "n": 2}),
-    (TEXT, {"prompt": "x " * 300, "max_tokens": 2, "cache_salt": "s", "top_k": 5, "top_p": 0.9, "min_p": 0.1}),
+    (TEXT, {"prompt": "x " * 80, "max_tokens": 2, "cache_salt": "s", "top_k": 5, "top_p": 0.9, "min_p": 0.1}),
     (TEXT, {"prompt": "y", "max_tokens": 40, "ignore_eos": True, "logit_bias": {"5": 3, "100": -100}, "stream": True}),
     (TEXT, {"prompt": "z", "max_tokens": 6, "repetition_penalty": 1.2, "presence_penalty": 1, "frequency_penalty": -1}),
     ("/tokenize", {"content": "Hello <|im_end|> world", "add_special": True, "with_pieces": True}),

@@ -100,7 +100,7 @@ def leaving(rng: Random) -> Shot:
     """A proper request for a long answer, by a client that goes before its end."""
     body = {
         "prompt": "Once",
-        "max_tokens": 400,
+        "max_tokens": 180,
         "ignore_eos": True,
         "stream": rng.random() < 0.7,
         "n": rng.choice([1, 1, 2]),
