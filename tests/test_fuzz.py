@@ -28,7 +28,7 @@ from loadtest.fuzz.wire import Answer, Broken, Connection
 from loadtest.tiny_model import build_tiny_model
 from tests.serving import ServerProcess, serving
 
-NUM_REQUESTS = 2500
+NUM_REQUESTS = 2000
 CHAT = Ask("POST", "/v1/chat/completions")
 JSON = {"content-type": "application/json", "x-request-id": "a"}
 STREAM = JSON | {"content-type": "text/event-stream; charset=utf-8"}

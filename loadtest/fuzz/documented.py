@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import multiprocessing
 import queue
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from random import Random
 from typing import Any
 
@@ -19,6 +19,7 @@ from schemathesis.generation import GenerationMode
 
 from loadtest.fuzz.shot import Ask, Shot
 
+START_S = 300.0
 CASES_A_ROUND = 100  # to find out how costs as much as dozens of them
 # What a new schema costs, and what makes an answer long or another model's, is left to chance once in so many rounds.
 WIDE_EVERY = 8
@@ -32,23 +33,27 @@ SETTINGS = hypothesis.settings(
 )
 
 
-@contextmanager
+@contextlib.contextmanager
 def made_ahead(document: dict[str, Any], model: str, seed: int) -> Iterator[Callable[[], Shot | None]]:
     """Make shots in a process of its own, since that takes longer than to send them. Gives a function that gives the
-    next one, None while none is ready."""
+    next one, None while none is ready.
+
+    Raises:
+        queue.Empty: there is not even a first one after ``START_S``.
+    """
     context = multiprocessing.get_context("spawn")
     ready = context.Queue(1000)
     maker = context.Process(target=_make, args=(document, model, seed, ready), daemon=True)
     maker.start()
 
     def take() -> Shot | None:
-        try:
+        with contextlib.suppress(queue.Empty):
             shot: Shot = ready.get_nowait()
-        except queue.Empty:
-            return None
-        return shot
+            return shot
+        return None
 
     try:
+        ready.put(ready.get(timeout=START_S))  # only to know that they come
         yield take
     finally:
         maker.kill()
