@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 URL, MODEL, KEY = sys.argv[1:4]
 BASE_URL = f"{URL}/v1"
@@ -24,8 +24,9 @@ CALLED = '{"city": "Paris"}'
 
 
 class Weather(BaseModel):
-    """A shape that is soon complete, whatever a model would rather say."""
+    """A shape that is soon complete, whatever a model would rather say: without other members it would find no end."""
 
+    model_config = ConfigDict(extra="forbid")
     sky: Literal["clear", "cloudy"]
     is_cold: bool
 
