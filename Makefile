@@ -11,8 +11,8 @@ LOCK := env -u PIP_FIND_LINKS $(UV) pip compile --quiet --universal --generate-h
 	--no-config --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-deploy routers bench loadtest loadtest-smoke figures determinism engine-parity format docs \
-	families wheelhouse sums image compose-up compose-down mac-contract screenshots lock clean
+.PHONY: help serve test test-deploy test-clients fuzz routers bench loadtest loadtest-smoke figures determinism \
+	engine-parity format docs families wheelhouse sums image compose-up compose-down mac-contract screenshots lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,17 @@ test-deploy: ## only the tests of the fleet: hosts of their own over ssh, gatewa
 	@ops/setup.sh dev
 	$(PYTHON) -m pytest tests/test_rollout.py tests/test_deploy_files.py tests/test_monitoring.py \
 		tests/test_balancer.py tests/test_routers.py tests/test_image.py
+
+test-clients: ## install other people's clients into .clients and tests/clients (npm), and try them on a server
+	@ops/setup.sh dev
+	@[ -x .clients/bin/pip ] || python3 -m venv .clients
+	.clients/bin/pip install --quiet --require-hashes --no-deps --only-binary :all: -r ops/requirements/clients.txt
+	@! command -v npm >/dev/null || npm ci --prefix tests/clients --no-audit --no-fund --ignore-scripts
+	$(PYTHON) -m pytest tests/test_clients.py
+
+fuzz: ## 100,000 requests of every kind, most of them broken, at a server of a tiny model: half an hour
+	@ops/setup.sh dev
+	$(PYTHON) -m loadtest.fuzz
 
 routers: ## install the gateways of ops/routers into .routers (Linux), for a gateway or for their tests
 	@[ -x .routers/bin/pip ] || python3 -m venv .routers
@@ -108,8 +119,9 @@ lock: ## resolve pyproject.toml again and write ops/requirements/*.txt (needs uv
 	$(LOCK) --upgrade --extra dev --extra load --extra fleet --extra otel -c ops/requirements/serve.txt pyproject.toml -o ops/requirements/dev.txt
 	$(LOCK) --upgrade --no-deps ops/requirements/model.in -o ops/requirements/model.txt
 	$(LOCK) --upgrade ops/requirements/routers.in -o ops/requirements/routers.txt
+	$(LOCK) --upgrade ops/requirements/clients.in -o ops/requirements/clients.txt
 	$(LOCK) --upgrade --no-deps ops/requirements/build.in -o ops/requirements/build.txt
 
 clean: ## remove the virtual environment and every cache in the tree
-	rm -rf .venv .routers .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .routers .clients tests/clients/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from app.engine.blas import preload
+from loadtest.tiny_model import build_tiny_model
 from tests.serving import ServerProcess, serving
 
 preload("auto", "auto")
@@ -28,31 +27,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A llama of two layers with random weights and the embedded model's tokenizer: it answers nonsense at once."""
-    import mlx.core as mx
-    from mlx.utils import tree_flatten
-    from mlx_lm.models.llama import Model, ModelArgs
-
-    config = json.loads((model_dir / "config.json").read_text()) | {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "rope_traditional": False,
-        "max_position_embeddings": 16384,
-    }
-    config.pop("quantization", None)
-    mx.random.seed(0)
-    weights = dict(tree_flatten(Model(ModelArgs.from_dict(config)).parameters()))
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    folder.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copy(model_dir / name, folder / name)
-    (folder / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-    return folder
+    """See ``loadtest.tiny_model``."""
+    return build_tiny_model(model_dir, tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="session")

@@ -50,6 +50,8 @@ def test_output_is_what_follows_the_prompt():
     [
         (SamplingParams(), False, False),
         (SamplingParams(temperature=0.0), True, False),
+        (SamplingParams(temperature=5e-324), True, False),
+        (SamplingParams(temperature=0.01), False, False),
         (SamplingParams(repetition_penalty=1.1), False, True),
         (SamplingParams(presence_penalty=-0.5), False, True),
         (SamplingParams(frequency_penalty=0.5), False, True),

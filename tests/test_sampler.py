@@ -130,6 +130,18 @@ def test_top_p_keeps_the_smallest_nucleus() -> None:
     assert set(frequencies(SamplingParams(top_p=1e-6), logits, 50)) == {1}
 
 
+@pytest.mark.parametrize("least", [5e-324, 1e-40, 1e-12, 1e-6, 1e-5, 1e-4])
+@pytest.mark.parametrize("name", ["temperature", "top_p"])
+def test_the_least_values_leave_the_likeliest_token(name: str, least: float) -> None:
+    """Also those that are no numbers above zero any more, once they are float32."""
+    params = [SamplingParams(**{name: least}), SamplingParams(**{name: least}, top_k=3)]  # type: ignore[arg-type]
+    rows = [Row(i, (0,), 0, 1, (0,), True, 1, sampling) for i, sampling in enumerate(params)]
+    drawing = Drawing(mx.array([[30.0, -40.0, 45.0, 44.0]] * 2), rows)
+    mx.eval(drawing.arrays())
+    assert drawing.unsound() == []
+    assert [drawn.token for drawn in drawing.read()] == [2, 2]
+
+
 def test_a_nucleus_wider_than_the_first_look_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = mx.random.normal((VOCABULARY,), key=mx.random.key(2)) * 0.3
     narrow = frequencies(SamplingParams(top_p=0.9), logits, 300)

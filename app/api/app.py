@@ -14,6 +14,7 @@ from app.api.errors import respond
 from app.api.keys import Keys
 from app.api.messages import count_tokens, messages
 from app.api.middleware import Access, ApiKeys
+from app.api.openapi import openapi
 from app.api.rate_limit import LIMIT_HEADERS, RateLimits
 from app.api.response_store import ResponseStore
 from app.api.seam import Counting, HttpSettings, Serving, Wiring
@@ -42,7 +43,7 @@ def create_app(service: Serving, settings: HttpSettings, metrics: Counting) -> S
 
 
 def routes() -> list[Route]:
-    """HEAD comes with every GET."""
+    """HEAD comes with every GET. What each takes and gives stands in ``app.api.operations``."""
     return [
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
@@ -71,6 +72,7 @@ def routes() -> list[Route]:
         Route("/tokenize", endpoints.tokenize, methods=["POST"]),
         Route("/detokenize", endpoints.detokenize, methods=["POST"]),
         Route("/apply-template", endpoints.apply_template, methods=["POST"]),
+        Route("/openapi.json", openapi),
         *unsupported_routes(),
     ]
 

@@ -34,15 +34,17 @@ Biases = Annotated[
     BeforeValidator(llama_fields.check_biases),
     WithJsonSchema({"type": "array", "maxItems": llama_fields.MAX_BIASES}),
 ]
+Prompts = Annotated[
+    list[str | list[int | str]],
+    BeforeValidator(llama_fields.check_prompts, json_schema_input_type=str | list[Any] | dict[str, Any]),
+]
 Text = Annotated[Any, BeforeValidator(_is_text), WithJsonSchema({"type": "string"})]
 
 
 class LlamaBody(Choices):
     """``max_tokens`` and ``max_completion_tokens`` are other names for ``n_predict``, and ``n`` for ``n_cmpl``."""
 
-    prompt: Annotated[list[str | list[int | str]], BeforeValidator(llama_fields.check_prompts)] = Field(
-        description="a string, token ids with strings among them, or a list of such prompts"
-    )
+    prompt: Prompts = Field(description="a string, token ids with strings among them, or a list of such prompts")
     stream_options: StreamOptions | None = Field(None, description="no effect: the last event has the counts")
     n_predict: int | None = Field(None, ge=-1, description="absent or -1: the rest of the window; 0 is refused")
     max_tokens: int | None = Field(None, ge=-1, description="another name for `n_predict`")

@@ -72,4 +72,4 @@ async def _send(request: Request) -> Response:
 
 def routes() -> list[Route]:
     """One for each file."""
-    return [Route(path, _send) for path in FILES]
+    return [Route(path, _send, include_in_schema=False) for path in FILES]

@@ -7,9 +7,10 @@ import secrets
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from app.api.answer_shape import forced_calls, shape_of
+from app.api.conversation import WrittenChoice, WrittenMessages, WrittenPrompts, WrittenTools
 from app.api.fields import INERT, NEUTRAL, Limits, check_messages, check_prompts, check_tools
 from app.api.tool_choice import ToolChoice, read_tool_choice
 from app.errors import InvalidRequest
@@ -26,10 +27,12 @@ def _listed(value: Any) -> Any:
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-Messages = Annotated[list[dict[str, Any]], BeforeValidator(check_messages)]
-Tools = Annotated[list[dict[str, Any]], BeforeValidator(check_tools)]
-CHOICES = {"anyOf": [{"type": "string"}, {"type": "object"}]}
-Choice = Annotated[ToolChoice, BeforeValidator(read_tool_choice), WithJsonSchema(CHOICES)]
+StopList = Annotated[list[NonEmpty], Field(max_length=16)]
+Stop = Annotated[StopList, BeforeValidator(_listed, json_schema_input_type=StopList | NonEmpty)]
+Messages = Annotated[list[dict[str, Any]], BeforeValidator(check_messages, json_schema_input_type=WrittenMessages)]
+Tools = Annotated[list[dict[str, Any]], BeforeValidator(check_tools, json_schema_input_type=WrittenTools)]
+Prompts = Annotated[list[str | list[int]], BeforeValidator(check_prompts, json_schema_input_type=WrittenPrompts)]
+Choice = Annotated[ToolChoice, BeforeValidator(read_tool_choice, json_schema_input_type=WrittenChoice)]
 EFFORT_OPTIONS = ("reasoning_effort", "enable_thinking")
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -72,7 +75,7 @@ class Generation(ModelBody):
     """What completions and responses have in common."""
 
     stream: bool = Field(False, description="the answer as server-sent events")
-    stop: Annotated[list[NonEmpty], BeforeValidator(_listed), Field(max_length=16)] = Field(
+    stop: Stop = Field(
         [], description="a string or a list; found in what the model writes, calls and reasoning included"
     )
     temperature: float | None = Field(None, ge=0, le=2)
@@ -258,9 +261,7 @@ class ChatBody(Choices):
 
 
 class CompletionBody(Choices):
-    prompt: Annotated[list[str | list[int]], BeforeValidator(check_prompts)] = Field(
-        description="a string, token ids, or a list of either"
-    )
+    prompt: Prompts = Field(description="a string, token ids, or a list of either")
     logprobs: int | None = Field(None, ge=0, le=20, description="in text completions, as many alternatives")
     echo: bool = Field(False, description="the prompt's text first; refused beside `logprobs`")
     best_of: int | None = Field(None, description="1 or `n`; other values are refused")

@@ -52,8 +52,11 @@ class ResponseStreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
+Input = Annotated[list[dict[str, Any]], BeforeValidator(check_input, json_schema_input_type=str | list[dict[str, Any]])]
+
+
 class ResponseBody(Generation):
-    input: Annotated[list[dict[str, Any]], BeforeValidator(check_input)] = Field(description="a string, or items")
+    input: Input = Field(description="a string, or items")
     instructions: str | None = Field(None, description="a system message before all others; not carried on")
     previous_response_id: str | None = Field(None, description="go on from a response that is kept")
     store: bool = Field(True, description="in responses, false: it is not kept")

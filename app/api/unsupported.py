@@ -31,7 +31,11 @@ METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 def unsupported_routes() -> list[Route]:
     """A route for each path, whatever the method: 501 that names the feature."""
-    return [Route(path, _refusal_of(feature), methods=METHODS) for feature, paths in FEATURES.items() for path in paths]
+    return [
+        Route(path, _refusal_of(feature), methods=METHODS, include_in_schema=False)
+        for feature, paths in FEATURES.items()
+        for path in paths
+    ]
 
 
 def _refusal_of(feature: str) -> Callable[[Request], Awaitable[Response]]:

@@ -19,6 +19,8 @@ from app.request import SamplingParams
 from app.scheduler.plan import Draw, Row
 
 TOP_WIDTH = 512
+# A nucleus of less holds the likeliest token alone; as a float32 it could be zero, and hold none.
+LEAST_NUCLEUS = 1e-9
 _MASK = (1 << 64) - 1
 
 
@@ -220,7 +222,7 @@ def _floor(probabilities: mx.array, params: Sequence[SamplingParams], width: int
     top = -mx.sort(-mx.topk(probabilities, width, axis=-1), axis=-1)
     top = mx.where(mx.arange(width) < top_k, top, 0.0)
     running = mx.cumsum(top, axis=-1)
-    mass = mx.array([[p.top_p] for p in params]) * mx.where(limited, running[:, -1:], 1.0)
+    mass = mx.array([[max(p.top_p, LEAST_NUCLEUS)] for p in params]) * mx.where(limited, running[:, -1:], 1.0)
     inside = (running - top < mass) & (top > 0)
     lowest = mx.where(inside, top, 2.0).min(axis=-1, keepdims=True)
     floor = mx.maximum(mx.where(limited | nucleus, lowest, 0.0), mx.array([[p.min_p] for p in params]) * top[:, :1])
