@@ -418,6 +418,7 @@ def test_what_the_table_calls_refused_is_refused(kind: type[ModelBody]) -> None:
         "input": "hi",
         "input_prefix": "a",
         "input_suffix": "b",
+        "max_tokens": 5,
     }
     needed = {name: value for name, value in values.items() if name in kind.model_fields}
     refused = [name for name in kind.known_fields() if fate(kind, name).startswith("refused")]
