@@ -12,12 +12,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import hypothesis
 import pytest
 
 from app.api.app import routes
 from app.api.openapi import document
 from loadtest.contestants import Running
-from loadtest.fuzz import aftermath
+from loadtest.fuzz import aftermath, documented
 from loadtest.fuzz.__main__ import ROWS, SETTINGS, WINDOW, attack
 from loadtest.fuzz.aftermath import Watched, log_faults
 from loadtest.fuzz.bodies import Literal, Pairs, broken, nested, written
@@ -28,7 +29,7 @@ from loadtest.fuzz.wire import Answer, Broken, Connection
 from loadtest.tiny_model import build_tiny_model
 from tests.serving import ServerProcess, serving
 
-NUM_REQUESTS = 2000
+NUM_REQUESTS = 1000
 CHAT = Ask("POST", "/v1/chat/completions")
 JSON = {"content-type": "application/json", "x-request-id": "a"}
 STREAM = JSON | {"content-type": "text/event-stream; charset=utf-8"}
@@ -132,12 +133,13 @@ def test_bodies_are_written_as_they_are_meant() -> None:
     assert max(len(nested(Random(seed), body)) for seed in range(50)) > 100_000
 
 
-def test_shots_fit_the_document_or_do_not() -> None:
+def test_shots_fit_the_document_or_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documented, "SETTINGS", hypothesis.settings(documented.SETTINGS, max_examples=10))
     model = narrowed(DOCUMENT, "tiny")["components"]["schemas"]["ChatBody"]["properties"]["model"]
     assert model == {"const": "tiny"}
     paths = {path: DOCUMENT["paths"][path] for path in ("/health", "/slots", "/tokenize")}
     made = shots(DOCUMENT | {"paths": paths}, "tiny", Random(1))
-    found = [next(made) for _ in range(250)]
+    found = [next(made) for _ in range(30)]
     asks = {Ask("GET", "/health"), Ask("GET", "/slots"), Ask("POST", "/tokenize")}
     assert {ask for shot in found for ask in shot.asks} == asks
     assert all(shot.data.startswith(shot.asks[0].method.encode()) for shot in found)
@@ -171,24 +173,24 @@ def target(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def test_what_is_left_behind_is_found(target: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(target.url, target.process.pid)
     monkeypatch.setattr(aftermath, "SETTLE_S", 0.0)
     monkeypatch.setattr(aftermath, "MORE_FILES", 2)
     host, port = target.url.removeprefix("http://").split(":")
     body = {"prompt": "a", "max_tokens": 90, "ignore_eos": True, "stream": True}
-    idle = [Connection((host, int(port)), 30.0) for _ in range(8)]
-    streaming = [Connection((host, int(port)), 30.0) for _ in range(4 * ROWS)]
-    for connection in streaming:
-        connection.send(request("POST", "/v1/completions", json.dumps(body).encode()))
-    streaming[0].peek()
-    found = " ".join(watched.faults())
-    for connection in (*idle, *streaming):
-        connection.close()
-    assert "is taken" in found
-    assert "mlxcel_batch_current_size" in found
-    assert "sockets are open" in found
-    monkeypatch.setattr(aftermath, "SETTLE_S", 30.0)
-    assert watched.faults() == []
+    with Watched(target.url, target.process.pid) as watched:
+        idle = [Connection((host, int(port)), 30.0) for _ in range(8)]
+        streaming = [Connection((host, int(port)), 30.0) for _ in range(4 * ROWS)]
+        for connection in streaming:
+            connection.send(request("POST", "/v1/completions", json.dumps(body).encode()))
+        streaming[0].peek()
+        found = " ".join(watched.faults())
+        for connection in (*idle, *streaming):
+            connection.close()
+        assert "is taken" in found
+        assert "mlxcel_batch_current_size" in found
+        assert "sockets are open" in found
+        monkeypatch.setattr(aftermath, "SETTLE_S", 30.0)
+        assert watched.faults() == []
 
 
 def test_a_sample_of_everything_finds_nothing(target: ServerProcess) -> None:

@@ -45,7 +45,6 @@ def attack(server: Running, seed: int, num_requests: int) -> tuple[Tally, list[s
     url = httpx.URL(server.url)
     document = httpx.get(f"{server.url}/openapi.json", trust_env=False).raise_for_status().json()
     assert server.pid is not None
-    watched = Watched(server.url, server.pid)
     began_s = time.monotonic()
 
     def look(tally: Tally) -> None:
@@ -57,11 +56,12 @@ def attack(server: Running, seed: int, num_requests: int) -> tuple[Tally, list[s
             flush=True,
         )
 
-    with made_ahead(document, server.model, seed) as documented:
-        address, judge = (url.host, url.port or 80), Judge(document)
-        tally = Campaign(address, judge, documented, seed, num_requests, MAX_BODY_BYTES).run(look)
-    faults = [f"{finding.fault} ({finding.shot.kind}, {finding.shot.asks})" for finding in tally.findings]
-    return tally, faults + watched.faults(), watched.growth_bytes
+    with Watched(server.url, server.pid) as watched:
+        with made_ahead(document, server.model, seed) as documented:
+            address, judge = (url.host, url.port or 80), Judge(document)
+            tally = Campaign(address, judge, documented, seed, num_requests, MAX_BODY_BYTES).run(look)
+        faults = [f"{finding.fault} ({finding.shot.kind}, {finding.shot.asks})" for finding in tally.findings]
+        return tally, faults + watched.faults(), watched.growth_bytes
 
 
 def main() -> int:

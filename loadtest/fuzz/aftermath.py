@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 
 import httpx
 import psutil
@@ -30,6 +31,12 @@ class Watched:
         self._rss_bytes: list[int] = []
         self._answer = self._ask()
         self._num_files = self._process.num_fds()
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._http.close()
 
     def look(self) -> int:
         """Note the resident memory, in bytes, and give it; 0 when the process is gone."""

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 HI = [{"role": "user", "content": "Hi there"}]
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
 }
@@ -42,6 +42,21 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     (TEXT, {"prompt": "x " * 80, "max_tokens": 2, "cache_salt": "s", "top_k": 5, "top_p": 0.9, "min_p": 0.1}),
     (TEXT, {"prompt": "y", "max_tokens": 40, "ignore_eos": True, "logit_bias": {"5": 3, "100": -100}, "stream": True}),
     (TEXT, {"prompt": "z", "max_tokens": 6, "repetition_penalty": 1.2, "presence_penalty": 1, "frequency_penalty": -1}),
+    ("/completion", {"prompt": ["Once", 5], "n_predict": 6, "stream": True, "n_probs": 2, "samplers": ["top_k"]}),
+    ("/completion", {"prompt": "Once", "n_predict": 4, "n_cmpl": 2, "logit_bias": [[5, 1.5], ["a", False]]}),
+    ("/v1/responses", {"input": "Hi", "max_output_tokens": 6, "stream": True}),
+    (
+        "/v1/responses",
+        {
+            "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}],
+            "instructions": "Be brief",
+            "max_output_tokens": 4,
+            "tools": [{"type": "function", **TOOL["function"]}],
+        },
+    ),
+    ("/v1/messages", {"messages": HI, "max_tokens": 6, "stream": True, "stop_sequences": ["zebra"]}),
+    ("/v1/messages", {"messages": HI, "max_tokens": 4, "system": [{"type": "text", "text": "Be brief"}]}),
+    ("/v1/messages/count_tokens", {"messages": HI}),
     ("/tokenize", {"content": "Hello <|im_end|> world", "add_special": True, "with_pieces": True}),
     ("/detokenize", {"tokens": [1, 2, 3, 49000]}),
     ("/apply-template", {"messages": HI, "tools": [TOOL]}),

@@ -23,7 +23,7 @@ START_S = 300.0
 CASES_A_ROUND = 100  # to find out how costs as much as dozens of them
 # What a new schema costs, and what makes an answer long or another model's, is left to chance once in so many rounds.
 WIDE_EVERY = 8
-SHAPES = ("response_format", "json_schema", "grammar")
+SHAPES = ("response_format", "json_schema", "grammar", "text", "output_config")
 SETTINGS = hypothesis.settings(
     max_examples=CASES_A_ROUND,
     deadline=None,
@@ -90,8 +90,11 @@ def narrowed(document: dict[str, Any], model: str) -> dict[str, Any]:
         for name, narrow in {
             "model": {"const": model},
             "max_tokens": {"type": "integer", "minimum": 1, "maximum": 12},
+            "max_output_tokens": {"type": "integer", "minimum": 1, "maximum": 12},
+            "n_predict": {"type": "integer", "minimum": 1, "maximum": 12},
             "max_completion_tokens": {"type": "null"},
             "n": {"type": "integer", "minimum": 1, "maximum": 3},
+            "n_cmpl": {"type": "null"},
             "logit_bias": {"type": "object", "maxProperties": 3, "propertyNames": {"pattern": "^[0-9]{1,4}$"}},
         }.items():
             if name in members:

@@ -12,7 +12,7 @@ from loadtest.fuzz.wire import Answer
 
 # A balancer asks these, and knows what 503 means there; everywhere else it says when to come again.
 WITHOUT_RETRY = ("/health", "/v1/health", "/health/live", "/health/ready", "/slots")
-PASSING = ("overloaded", "unavailable_error")
+PASSING = ("overloaded", "unavailable_error", "overloaded_error")
 
 
 class Judge:
@@ -65,14 +65,15 @@ class Judge:
         return f"{error.json_path}: {error.message[:200]}" if error else None
 
     def _stream_fault(self, schema: dict[str, Any], body: bytes) -> str | None:
+        """What is wrong with events. Only OpenAI's streams end with [DONE]."""
         events = [event for event in body.decode().split("\n\n") if event and not event.startswith(":")]
-        if not events or not all(event.startswith("data: ") for event in events):
+        data = [line.removeprefix("data: ") for event in events for line in event.split("\n") if line[:6] == "data: "]
+        if not data or len(data) != len(events):
             return "a stream with something else than data"
-        *chunks, last = (event.removeprefix("data: ") for event in events)
-        if last != "[DONE]":
-            error = json.loads(last).get("error", {})
-            return None if error.get("type") in PASSING else f"a stream that ended with {last[:200]}"
-        for chunk in chunks:
+        for chunk in data[: -1 if data[-1] == "[DONE]" else None]:
+            value = json.loads(chunk)
+            if error := (value.get("response") or value).get("error"):
+                return None if error.get("type") in PASSING else f"a stream with {chunk[:300]}"
             if fault := self._misshapen(schema, chunk.encode()):
                 return fault
         return None

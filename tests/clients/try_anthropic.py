@@ -39,7 +39,7 @@ def tools() -> None:
 
 def errors() -> None:
     for kind, ask, more in (
-        (anthropic.BadRequestError, client, {"temperature": -1}),
+        (anthropic.BadRequestError, client, {"max_tokens": 0}),
         (anthropic.NotFoundError, client, {"model": "another"}),
         (anthropic.AuthenticationError, client.with_options(api_key="wrong"), {}),
     ):
