@@ -385,7 +385,7 @@ def test_screenshots(browser: Browser, server: ServerProcess) -> None:
 def write(url: str, number: int, rest: threading.Event) -> None:
     """A person who asks again and again, with pauses, about the same long text."""
     context = "The lighthouse stood at the end of a long pier. " * 40
-    with httpx.Client(base_url=url, timeout=300) as client:
+    with httpx.Client(base_url=url, timeout=None) as client:
         for turn in range(1000):
             body = {"prompt": f"{context if turn % 2 else ''}Person {number}, day {turn}:", "ignore_eos": True}
             client.post("/v1/completions", json=body | {"max_tokens": 40 + 50 * (turn % 3)})

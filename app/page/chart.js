@@ -20,11 +20,12 @@ function draw(parent, tag, attributes = {}, text = "") {
 
 export class Chart {
   /**
-   * `name` is a member of the points that `show` gets, a number or null. `format` turns a number into text. The scale
-   * goes up to `least` or higher. With `joins` the line runs on over nulls, which suits what comes now and then.
+   * `name` is a member of the points that `show` gets, a number or null. `format` turns a number into text, and `mark`
+   * a round one on the scale, which goes up to `least` or higher. With `joins` the line runs on over nulls, which suits
+   * what comes now and then.
    */
-  constructor(figure, name, format, windowS, { least = 1, joins = false } = {}) {
-    Object.assign(this, { name, format, windowS, least, joins, points: [], now: 0 });
+  constructor(figure, name, format, mark, windowS, { least = 1, joins = false } = {}) {
+    Object.assign(this, { name, format, mark, windowS, least, joins, points: [], now: 0 });
     this.output = figure.querySelector("output");
     this.svg = draw(figure, "svg", { height: HEIGHT, role: "img" });
     this.scale = [0, 1, 2].map((step) => ({ line: draw(this.svg, "path", { class: "grid" }), step }));
@@ -54,7 +55,7 @@ export class Chart {
     for (const { text, step } of this.labels) {
       text.setAttribute("x", width);
       text.setAttribute("y", this.y((this.top * step) / 2) + 4);
-      text.textContent = this.format((this.top * step) / 2).replace(/\.0+ /, " ").replace(" tok/s", "");
+      text.textContent = this.mark((this.top * step) / 2);
     }
     this.end.setAttribute("x", this.right);
     this.line.setAttribute("d", this.path());

@@ -1,7 +1,7 @@
 // What the server is doing: readouts, strip charts, slots, block pool and prefix cache, from /slots and /metrics.
 
 import { Chart } from "./chart.js";
-import { bytes, count, percent, rate, seconds } from "./numbers.js";
+import { bytes, count, percent, rate, rateMark, seconds, secondsMark } from "./numbers.js";
 
 const WINDOW_S = 180;
 // A slot's tokens are counted over a few seconds: over one, a slow model's rate would jump.
@@ -13,10 +13,10 @@ const $ = (id) => document.getElementById(id);
 export class Instruments {
   constructor() {
     this.history = []; // what was seen in the last minutes, each with its point on the charts
-    this.decode = new Chart($("decode-chart"), "decode", rate, WINDOW_S, { least: 10 });
-    this.prefill = new Chart($("prefill-chart"), "prefill", rate, WINDOW_S, { least: 100 });
-    this.ttft = new Chart($("ttft-chart"), "ttft", seconds, WINDOW_S, { least: 0.1, joins: true });
-    this.itl = new Chart($("itl-chart"), "itl", seconds, WINDOW_S, { least: 0.01 });
+    this.decode = new Chart($("decode-chart"), "decode", rate, rateMark, WINDOW_S, { least: 10 });
+    this.prefill = new Chart($("prefill-chart"), "prefill", rate, rateMark, WINDOW_S, { least: 100 });
+    this.ttft = new Chart($("ttft-chart"), "ttft", seconds, secondsMark, WINDOW_S, { least: 0.1, joins: true });
+    this.itl = new Chart($("itl-chart"), "itl", seconds, secondsMark, WINDOW_S, { least: 0.01 });
   }
 
   /** Take in what `look` has seen, and show it. */

@@ -13,6 +13,10 @@ export function seconds(value) {
   return `${(value > 0 && value < 0.01 ? fine : plain).format(value * 1000)} ms`;
 }
 
+// On a scale: round numbers, and no more of the unit than is needed.
+export const rateMark = (perSecond) => perSecond.toLocaleString("en");
+export const secondsMark = (value) => (value >= 1 ? `${value} s` : `${Number((value * 1000).toPrecision(3))} ms`);
+
 export function bytes(number) {
   const power = Math.min(3, Math.floor(Math.log2(number || 1) / 10));
   return `${(power ? fine : plain).format(number / 1024 ** power).replace(".0", "")} ${["B", "KiB", "MiB", "GiB"][power]}`;
