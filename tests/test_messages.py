@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -326,6 +326,19 @@ def test_thoughts_a_text_and_calls_are_blocks_in_their_order() -> None:
     assert kinds == ["text", "tool_use"]
 
 
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "add"}])
+def test_a_call_can_be_forced(choice: dict[str, Any]) -> None:
+    """The model may say nothing but the call, which ``talking`` checks."""
+    message = both(HERMES, (HERMES_CALL,), tools=TOOLS, tool_choice=choice)
+    assert [(block.type, block.name) for block in message.content] == [("tool_use", "add")]
+    assert message.stop_reason == "tool_use"
+
+
+def test_a_choice_of_a_tool_that_is_not_offered_is_refused() -> None:
+    with pytest.raises(anthropic.BadRequestError, match="'other' is not among the tools"):
+        answers(HERMES, (HERMES_CALL,), {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "other"}})
+
+
 def test_a_stop_sequence_is_named() -> None:
     message = both(PLAIN, ("one two three",), stop_sequences=["four", " th", "three"])
     assert (message.content[0].text, message.stop_reason, message.stop_sequence) == ("one two", "stop_sequence", " th")
@@ -412,6 +425,15 @@ def test_each_failure_is_the_right_exception_of_the_client() -> None:
 # --- a real server
 
 
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[ServerProcess]:
+    """One that asks for a key, with a model of random weights: it calls nothing, and is quick also where a core is
+    shared with others."""
+    folder = tmp_path_factory.mktemp("tiny")
+    with serving(folder, MODEL=str(tiny_model_dir), API_KEYS="secret") as process:
+        yield process
+
+
 def test_anthropics_client_works_unchanged(server: ServerProcess) -> None:
     client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
     given: Any = {
@@ -447,8 +469,8 @@ def test_anthropics_client_works_unchanged(server: ServerProcess) -> None:
         client.messages.create(**given | {"model": "no-such-model"})
 
 
-def test_the_prefix_cache_shows_in_the_usage_from_the_first_event_on(server: ServerProcess) -> None:
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+def test_the_prefix_cache_shows_in_the_usage_from_the_first_event_on(tiny: ServerProcess) -> None:
+    client = anthropic.Anthropic(base_url=tiny.url, api_key="secret", max_retries=0)
     given: Any = {"model": client.models.list().data[0].id, "max_tokens": 2}
     given["messages"] = [{"role": "user", "content": " ".join(map(str, range(1000, 1200)))}]
     fresh = client.messages.create(**given).usage
@@ -478,26 +500,24 @@ def test_the_clients_structured_output_is_valid(server: ServerProcess) -> None:
     assert isinstance(message.parsed_output, City)
 
 
-def test_tools_go_round_with_a_real_server(tmp_path: Path, tiny_model_dir: Path) -> None:
-    """A model of random weights calls nothing: what counts is that a conversation with calls and results is taken."""
-    with serving(tmp_path, MODEL=str(tiny_model_dir), API_KEYS="secret") as process:
-        client = anthropic.Anthropic(base_url=process.url, api_key="secret", max_retries=0)
-        model = client.models.list().data[0].id
-        use = {"type": "tool_use", "id": "call_1", "name": "add", "input": {"a": 1}}
-        result = {"type": "tool_result", "tool_use_id": "call_1", "content": "1", "is_error": True}
-        conversation: Any = [
-            {"role": "user", "content": "hi"},
-            {"role": "assistant", "content": [use]},
-            {"role": "user", "content": [result]},
-        ]
-        message = client.messages.create(model=model, max_tokens=4, messages=conversation, tools=TOOLS)  # type: ignore[arg-type]
-        assert message.usage.output_tokens <= 4
-        with pytest.raises(anthropic.AuthenticationError):
-            anthropic.Anthropic(base_url=process.url, api_key="wrong", max_retries=0).messages.create(**BODY)
-        with pytest.raises(anthropic.BadRequestError, match=r"tools\[0\]\.type"):
-            client.messages.create(
-                model=model,
-                max_tokens=4,
-                messages=conversation[:1],
-                tools=[{"type": "web_search_20250305", "name": "web_search"}],
-            )
+def test_a_conversation_with_calls_and_results_is_taken_by_a_real_server(tiny: ServerProcess) -> None:
+    client = anthropic.Anthropic(base_url=tiny.url, api_key="secret", max_retries=0)
+    model = client.models.list().data[0].id
+    use = {"type": "tool_use", "id": "call_1", "name": "add", "input": {"a": 1}}
+    result = {"type": "tool_result", "tool_use_id": "call_1", "content": "1", "is_error": True}
+    conversation: Any = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    message = client.messages.create(model=model, max_tokens=4, messages=conversation, tools=TOOLS)  # type: ignore[arg-type]
+    assert message.usage.output_tokens <= 4
+    with pytest.raises(anthropic.AuthenticationError):
+        anthropic.Anthropic(base_url=tiny.url, api_key="wrong", max_retries=0).messages.create(**BODY)
+    with pytest.raises(anthropic.BadRequestError, match=r"tools\[0\]\.type"):
+        client.messages.create(
+            model=model,
+            max_tokens=4,
+            messages=conversation[:1],
+            tools=[{"type": "web_search_20250305", "name": "web_search"}],
+        )
