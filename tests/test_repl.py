@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from app.repl import PROMPT
+from app.screen import printable
 from tests.commanding import CTRL_C, CTRL_D, CTRL_P, ENTER, Terminal, greedy
 
 NUM_NEW = 8
@@ -32,31 +33,39 @@ def said(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
+def shown(answer: str) -> str:
+    """An answer as a terminal is sent it, with the end of its line."""
+    return printable(answer.removesuffix("\n") + "\n").replace("\n", "\r\n")
+
+
 def test_turns_add_up_until_they_are_reset(talk: Callable[..., Any], model_dir: Path) -> None:
     system, first, second = "You write stories.", "Tell me about a cat.\nIts name is Oscar.", "And what is its name?"
-    answers = []
-    with talk("--max-tokens", str(NUM_NEW), "--system", system, MODEL=str(model_dir)) as terminal:
-        for lines in (("Tell me about a cat.\\", "Its name is Oscar."), (second,), ("/reset", second)):
+    opening = [said("system", system), said("user", first)]
+    (one,) = greedy(model_dir, NUM_NEW, opening)
+    two, fresh = greedy(
+        model_dir,
+        NUM_NEW,
+        [*opening, said("assistant", one), said("user", second)],
+        [said("system", system), said("user", second)],
+    )
+    assert two != fresh
+    flags = ("--max-tokens", str(NUM_NEW), "--system", system)
+    with talk(*flags, MODEL=str(model_dir)) as terminal:
+        for lines, answer in (
+            (("Tell me about a cat.\\", "Its name is Oscar."), one),
+            ((second,), two),
+            (("/reset", second), fresh),
+        ):
             terminal.expect(PROMPT)
             for line in lines:
                 terminal.type(line + ENTER)
-                terminal.expect(line + "\r\n")
-            answers.append(terminal.expect("\r\n[length]\r\n").replace("\r\n", "\n"))
+                terminal.expect(line)
+            terminal.expect(shown(answer) + "[length]\r\n")
         terminal.expect(PROMPT)
         terminal.type(CTRL_D)
         assert terminal.exit_code() == 0
     assert "\x1b" not in terminal.seen
     assert "Traceback" not in terminal.seen
-    opening = [said("system", system), said("user", first)]
-    expected = greedy(
-        model_dir,
-        NUM_NEW,
-        opening,
-        [*opening, said("assistant", answers[0]), said("user", second)],
-        [said("system", system), said("user", second)],
-    )
-    assert answers == expected
-    assert answers[1] != answers[2]
 
 
 def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(talk: Callable[..., Any]) -> None:
