@@ -63,7 +63,7 @@ class Usage:
     completion_tokens: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Timings:
     """Seconds of the slowest choice. Queue: arrival to slot; prompt: slot to first token; predicted: first to last."""
 

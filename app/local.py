@@ -74,7 +74,6 @@ class LocalModel:
             completion = await service.chat(body.messages, ask, body.template)
         else:
             completion = await service.complete(body.prompt, ask)
-        answer.usage, answer.timings = completion.usage, completion.timings
         try:
             async for delta in completion:
                 answer.text += delta.text
@@ -83,6 +82,7 @@ class LocalModel:
                 show(delta)
         finally:
             completion.close()
+            answer.usage, answer.timings = completion.usage, completion.timings
 
 
 @contextmanager
