@@ -112,11 +112,15 @@ class Service:
             raise Unavailable("Loading model")
         return self._model
 
+    def check_room(self, num_answers: int) -> None:
+        """Whether so many answers more may come, before any work is done for them. Raises Overloaded, Unavailable."""
+        self._worker.check_room(num_answers)
+
     async def chat(self, messages: Sequence[dict[str, Any]], ask: Ask, template: dict[str, Any]) -> Completion:
         """Raises InvalidRequest (bad messages, template error, prompt too long, shape refused), Overloaded,
         Unavailable."""
         card, text, vocabulary, _ = self._loaded()
-        self._worker.check_room(ask.n)  # before the work of encoding
+        self.check_room(ask.n)  # before the work of encoding
         prompt = await asyncio.to_thread(text.encode_chat, messages, template, card.n_ctx)
         dialect, shape = self._dialect, ask.shape
         if ask.forced:
@@ -128,7 +132,7 @@ class Service:
     async def complete(self, prompts: Sequence[str | Sequence[int | str]], ask: Ask) -> Completion:
         """A prompt is text, token ids, or a mixture. Choice ``index`` is prompt * n + i, as OpenAI numbers them. Raises
         as ``chat``."""
-        self._worker.check_room(len(prompts) * ask.n)
+        self.check_room(len(prompts) * ask.n)
         encoded = [await self._encoded([prompt] if isinstance(prompt, str) else prompt) for prompt in prompts]
         return self._begin(encoded, ask, await self._grammar(ask.shape), "prompt", PLAIN, continues=True)
 

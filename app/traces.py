@@ -22,7 +22,15 @@ from app.completion import Choice, Completion
 log = logging.getLogger("mlxcel.traces")
 
 PREFIX = "OTEL_"  # of the variables that the library reads
-OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/completion": "text_completion",
+    "/completions": "text_completion",
+    "/infill": "text_completion",
+}
 CLIENT_GONE = 499
 
 

@@ -93,6 +93,9 @@ class ScriptedService:
     def tick_age_s(self) -> float:
         return self.age_s
 
+    def check_room(self, num_answers: int) -> None:
+        """There always is."""
+
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         ids = list(text.encode())
         return [1, *ids] if add_special else ids

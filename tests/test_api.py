@@ -117,7 +117,7 @@ def test_answers_without_tokens_or_time_divide_by_nothing() -> None:
     completion = ScriptedCompletion(Delta(0, "", (), "stop"))
     completion.usage.cached_tokens = 10
     completion.usage.completion_tokens = 0
-    completion.timings.predicted_s = 0.0
+    completion.timings = replace(completion.timings, predicted_s=0.0)
     timings = chat(ScriptedService(completion)).json()["timings"]
     assert (timings["prompt_per_token_ms"], timings["predicted_per_second"]) == (0.0, 0.0)
 
@@ -569,7 +569,7 @@ def test_the_log_line_of_a_failed_answer_says_so(caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.INFO, "mlxcel.access")
     completion = ScriptedCompletion(Delta(0, "Hel"), errors.BackendError())
     completion.usage.completion_tokens = 0
-    completion.timings.queue_s = 0.0
+    completion.timings = replace(completion.timings, queue_s=0.0)
     chat(ScriptedService(completion), stream=stream)
     line = access_line(caplog)
     assert (line["status"], line["finish_reason"]) == (200 if stream else 500, "error")

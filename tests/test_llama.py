@@ -183,6 +183,8 @@ def test_biases_and_samplers_are_shown_as_they_are_taken() -> None:
         ({"prompt": ["a"] * 9}, 400, "n"),
         ({"grammar": "root ::= ("}, 400, "grammar"),
         ({"mirostat": 1}, 400, "mirostat"),
+        ({"n": 2, "n_cmpl": 3}, 400, "n_cmpl"),
+        ({"grammar": 'root ::= "y"', "logit_bias": [["y", False]]}, 400, "logit_bias"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -218,6 +218,14 @@ def test_tokens_of_messages_are_set_aside_and_given_back() -> None:
         assert call(app, "POST", MESSAGES, json=BODY | {"max_tokens": max_tokens}).status_code == status
 
 
+def test_what_is_refused_is_not_under_way() -> None:
+    service = ScriptedService(ScriptedCompletion(*HI))
+    app = make_app(service, rate_limit_concurrent=1)
+    tool = {"name": "f", "input_schema": {"type": "array"}}
+    wrong = BODY | {"tools": [tool], "tool_choice": {"type": "any"}}
+    assert [call(app, "POST", MESSAGES, json=body).status_code for body in (wrong, wrong, BODY)] == [400, 400, 200]
+
+
 def test_ignored_fields_are_named_or_refused() -> None:
     fields = {"n": 2, "thinking": {"type": "adaptive"}, "tools": TOOLS}
     for path in (MESSAGES, COUNT):

@@ -397,6 +397,23 @@ def test_items_can_be_referred_to_by_their_ids() -> None:
         assert refused.json()["error"]["param"] == "input[0].id"
 
 
+def test_what_is_referred_to_is_not_more_than_a_body_may_be() -> None:
+    talk = Talk(max_body_bytes=4000)
+    one = talk.ask(input="x" * 1000).json()
+    (given,) = talk.call("GET", f"/{one['id']}/input_items").json()["data"]
+    reference = {"id": given["id"]}
+    assert talk.ask(input=[reference] * 3).status_code == 200
+    refused = talk.ask(input=[reference] * 4)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input[3].id")
+
+
+def test_a_choice_that_is_nested_too_deeply_is_refused() -> None:
+    choice: dict[str, Any] = {"type": "function", "name": "f"}
+    for _ in range(240):
+        choice = {"type": "allowed_tools", "mode": "auto", "tools": [choice]}
+    assert Talk(max_body_bytes=1 << 20).ask(input="x", tool_choice=choice).status_code == 400
+
+
 def test_what_is_kept_is_read_and_forgotten() -> None:
     talk = Talk()
     made = talk.ask(*ALL_KINDS, tools=FLAT).json()
@@ -462,7 +479,15 @@ def test_input_items_come_in_pages() -> None:
     assert page(after=ids[1], limit=2) == (["2", "1"], True)
     assert page(after=ids[1], limit=3) == (["2", "1", "0"], False)
     assert page(after=ids[-1]) == ([], False)
-    for query in ({"limit": 0}, {"limit": "x"}, {"limit": 101}, {"limit": "9" * 5000}, {"order": "x"}, {"after": "x"}):
+    for query in (
+        {"limit": 0},
+        {"limit": "x"},
+        {"limit": 101},
+        {"limit": "9" * 5000},
+        {"limit": "0" * 5000},
+        {"order": "x"},
+        {"after": "x"},
+    ):
         refused = talk.call("GET", path, params=query)
         assert refused.status_code == 400
         assert [refused.json()["error"]["param"]] == list(query)

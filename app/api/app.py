@@ -87,7 +87,7 @@ def _middleware(settings: HttpSettings, metrics: Counting, keys: Keys) -> list[M
                 allow_origins=settings.allowed_origins,
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id", IGNORED_HEADER, *LIMIT_HEADERS],
+                expose_headers=["x-request-id", "request-id", "retry-after", IGNORED_HEADER, *LIMIT_HEADERS],
             )
         )
     if keys:

@@ -26,7 +26,7 @@ class Message(TypedDict):
 
 
 class Function(TypedDict):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
     description: NotRequired[str | None]
     parameters: NotRequired[dict[str, Any] | None]
 

@@ -24,7 +24,9 @@ INERT = {
 }
 
 # Responses honour metadata, and have one more.
-INERT_IN_RESPONSES = INERT | {"max_tool_calls": "counts calls of built-in tools, and there are none"}
+INERT_IN_RESPONSES = {name: why for name, why in INERT.items() if name != "metadata"} | {
+    "max_tool_calls": "counts calls of built-in tools, and there are none"
+}
 
 # Fields of the public API that this server does not honour, with the values that ask for nothing. Others are refused.
 NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {

@@ -32,7 +32,7 @@ def _random_if_minus_one(value: Any) -> Any:
 Biases = Annotated[
     Any,
     BeforeValidator(llama_fields.check_biases),
-    WithJsonSchema({"type": "array", "maxItems": llama_fields.MAX_BIASES}),
+    WithJsonSchema({"anyOf": [{"type": "array", "maxItems": llama_fields.MAX_BIASES}, {"type": "object"}]}),
 ]
 Prompts = Annotated[
     list[str | list[int | str]],
@@ -63,7 +63,9 @@ class LlamaBody(Choices):
         description="pairs of a token and its bias, or an object; a token is an id or a text, all tokens of which are"
         " meant; a bias is a number from -100 to 100, or `false`: never",
     )
-    samplers: Annotated[list[str] | None, BeforeValidator(llama_fields.check_samplers)] = Field(
+    samplers: Annotated[
+        list[str] | None, BeforeValidator(llama_fields.check_samplers, json_schema_input_type=list[str] | str)
+    ] = Field(
         None, description="the steps to take; those left out are off, another order is refused where it would matter"
     )
     n_probs: int = Field(0, ge=0, le=20, description="alternatives to report for each token; 0: no log-probabilities")
@@ -80,6 +82,8 @@ class LlamaBody(Choices):
     def _agree_on_names(self) -> Self:
         if len({self.n_predict, self.max_tokens, self.max_completion_tokens} - {None}) > 1:
             raise InvalidRequest("n_predict: differs from its other names, send one of them", "n_predict")
+        if self.n_cmpl is not None and "n" in self.model_fields_set and self.n != self.n_cmpl:
+            raise InvalidRequest("n_cmpl: differs from n, send one of them", "n_cmpl")
         if self.num_predict == 0:
             raise InvalidRequest("n_predict: 0 is not supported: it would read a prompt for nothing", "n_predict")
         return self
@@ -106,6 +110,11 @@ class LlamaBody(Choices):
             None if self.num_predict == -1 else self.num_predict,
             self._biases(limits, encode),
         )
+        if self.shape is not None and any(bias == llama_fields.NEVER for _, bias in ask.sampling.logit_bias):
+            raise InvalidRequest(
+                f"logit_bias: false is not possible with {self.shape.param}, which may leave no other token",
+                "logit_bias",
+            )
         sampling = llama_fields.with_memory(ask.sampling, self.repeat_last_n)
         sampling = llama_fields.with_steps(sampling, self.samplers)
         return dataclasses.replace(ask, sampling=sampling, n=self.n_cmpl or self.n)

@@ -82,13 +82,16 @@ class OutputConfig(_Exact):
     format: OutputFormat | None = None
 
 
+System = Annotated[str, BeforeValidator(system_text, json_schema_input_type=str | list[dict[str, Any]])]
+
+
 class CountBody(ModelBody):
     """What makes up a prompt. ``messages`` and ``tools`` are kept as those of a chat."""
 
     messages: Annotated[list[dict[str, Any]], BeforeValidator(chat_messages)] = Field(
         description="text and blocks of text, `tool_use`, `tool_result`, `thinking`; see below"
     )
-    system: Annotated[str, BeforeValidator(system_text)] = Field("", description="text or text blocks")
+    system: System = Field("", description="text or text blocks")
     tools: Annotated[list[dict[str, Any]], BeforeValidator(chat_tools)] = Field([], description="custom tools only")
     tool_choice: ToolChoice | None = Field(
         None, description="as in chat: `any` is its `required`, `tool` a function; `disable_parallel_tool_use`"

@@ -24,12 +24,11 @@ async def messages(request: Request) -> Response:
     key = counted(request, wiring)
     body, headers = await read_body(request, wiring, MessageBody)
     chat, card = body.chat, wiring.service.card
-    reservation = wiring.limits.reservation(key)
-    asked = chat.ask(card.default_sampling, Limits(card.vocab_size))
-    ask = replace(asked, shape=body.shape, reserve=reservation.take)
+    ask = replace(chat.ask(card.default_sampling, Limits(card.vocab_size)), shape=body.shape)
     answer = MessageAnswer(card.ids[0], body.max_tokens, _thoughts(body), request.scope.get(REQUEST_ID, ""))
+    reservation = wiring.limits.reservation(key)
     with unless_refused(reservation):
-        completion = await wiring.service.chat(chat.messages, ask, chat.template)
+        completion = await wiring.service.chat(chat.messages, replace(ask, reserve=reservation.take), chat.template)
     deliver = partial(send_whole, completion, answer.whole, headers)
     if body.stream:
         deliver = partial(send_stream, completion, answer.events(completion), headers, ping=PING)

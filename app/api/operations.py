@@ -131,7 +131,7 @@ OPERATIONS: dict[str, Operation] = {
         chunk=_object(type="string"),
     ),
     "/v1/messages/count_tokens": Operation(
-        "How many tokens a conversation has", _object(input_tokens="integer"), body=CountBody, refusals=(404, 429)
+        "How many tokens a conversation has", _object(input_tokens="integer"), body=CountBody, refusals=(404,)
     ),
     "/completion": LLAMA,
     "/completions": LLAMA,

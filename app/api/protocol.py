@@ -184,7 +184,9 @@ class ChatBody(Choices):
     top_logprobs: int | None = Field(None, ge=0, le=20, description="needs `logprobs`")
     tools: Tools = Field([], description="functions; see Calls. `strict` in one changes nothing")
     tool_choice: Choice = Field(
-        ToolChoice(), description="`auto`, `none`, `required`, a function by its name, or `allowed_tools`; see Calls"
+        ToolChoice(),
+        description="`auto`, `none`, `required`, a function by its name, or `allowed_tools`; see Calls",
+        json_schema_extra={"default": "auto"},
     )
     parallel_tool_calls: bool = Field(True, description="false: the first call ends the answer")
     reasoning_effort: Effort | None = Field(

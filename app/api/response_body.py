@@ -196,7 +196,8 @@ def _chat_tool(tool: Any, where: str) -> Any:
         return tool
     for name, value in tool.items():
         if name not in ("type", *FUNCTION_MEMBERS) and value not in (None, NEUTRAL_IN_FUNCTION.get(name)):
-            raise InvalidRequest(f"{where}.{name}: is not supported by this server", f"{where}.{name}")
+            at = f"{where}.{name[:64]}"
+            raise InvalidRequest(f"{at}: is not supported by this server", at)
     return {"type": "function", "function": {name: tool[name] for name in FUNCTION_MEMBERS if name in tool}}
 
 
@@ -204,12 +205,16 @@ def _chat_choice(choice: Any) -> Any:
     """A flat choice as chat has it; what names no function is left to chat."""
     if not isinstance(choice, dict):
         return choice
-    kind, rest = choice.get("type"), {name: item for name, item in choice.items() if name != "type"}
-    if kind == "function":
-        return {"type": "function", "function": rest}
-    if kind == "allowed_tools":
+    if choice.get("type") == "allowed_tools":
+        rest = {name: item for name, item in choice.items() if name != "type"}
         tools = rest.get("tools")
         if isinstance(tools, list):
-            rest["tools"] = [_chat_choice(tool) for tool in tools]
+            rest["tools"] = [_chat_function(tool) for tool in tools]
         return {"type": "allowed_tools", "allowed_tools": rest}
-    return choice
+    return _chat_function(choice)
+
+
+def _chat_function(choice: Any) -> Any:
+    if not isinstance(choice, dict) or choice.get("type") != "function":
+        return choice
+    return {"type": "function", "function": {name: item for name, item in choice.items() if name != "type"}}

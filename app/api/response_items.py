@@ -85,7 +85,7 @@ def _item(item: Any, where: str) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise InvalidRequest(f"{where}: must be an object", where)
     item = {name: value for name, value in item.items() if value is not None}
-    kind = item.get("type", "message" if "role" in item else None)
+    kind = item.get("type", "message" if "role" in item else "item_reference" if "id" in item else None)
     own_id = {"id": _string(item, "id", where)} if "id" in item else {}
     match kind:
         case "message":

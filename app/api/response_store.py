@@ -46,6 +46,7 @@ class ResponseStore:
 
     def put(self, key: bytes, kept: Kept) -> None:
         """Keep a response of ``key`` under its own id. One that alone is larger than the store is not kept."""
+        self._forget_old()
         data = orjson.dumps(kept)
         if len(data) > self.max_bytes:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,7 +35,7 @@ async def create(request: Request) -> Response:
     card = wiring.service.card
     ask = body.ask(card.default_sampling, Limits(card.vocab_size))
     past = _past(wiring.responses, key, body.previous_response_id)
-    given = [_resolved(wiring.responses, key, item, index) for index, item in enumerate(body.input)]
+    given = _resolved(wiring.responses, key, body.input, wiring.settings.max_body_bytes)
     first = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     messages = [*first, *messages_of([*past, *given])]
     response_id = f"resp_{uuid.uuid4().hex}"
@@ -89,7 +89,7 @@ async def input_items(request: Request) -> Response:
     order, limit, after = query.get("order", "desc"), query.get("limit", str(DEFAULT_LISTED)), query.get("after")
     if order not in ("asc", "desc"):
         raise InvalidRequest("order: must be asc or desc", "order")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:4]) <= MAX_LISTED):
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= MAX_LISTED):
         raise InvalidRequest(f"limit: must be a number from 1 to {MAX_LISTED}", "limit")
     items = _kept(request).given[:: 1 if order == "asc" else -1]
     if after is not None:
@@ -123,15 +123,36 @@ def _past(store: ResponseStore, key: bytes, previous_id: str | None) -> list[dic
         raise InvalidRequest(f"{param}: {exc}", param, "previous_response_not_found") from None
 
 
-def _resolved(store: ResponseStore, key: bytes, item: dict[str, Any], index: int) -> dict[str, Any]:
-    """The item that a reference stands for. Raises InvalidRequest where it is not kept."""
-    if item["type"] != "item_reference":
-        return item
-    try:
-        kept = store.get(key, response_of(item["id"]))
-        return next(one for one in [*kept.given, *kept.response["output"]] if one["id"] == item["id"])
-    except (ResponseNotFound, StopIteration):
-        raise InvalidRequest(f"input[{index}].id: no such item is kept", f"input[{index}].id") from None
+def _resolved(
+    store: ResponseStore, key: bytes, items: Sequence[dict[str, Any]], max_bytes: int
+) -> list[dict[str, Any]]:
+    """The items, each reference replaced by what it stands for.
+
+    Raises:
+        InvalidRequest: that is not kept, or all that references stand for is more than a body may have.
+    """
+    referred: dict[str, dict[str, bytes]] = {}  # the items of a response by their ids, as JSON
+    resolved, num_bytes = [], 0
+    for index, item in enumerate(items):
+        if item["type"] != "item_reference":
+            resolved.append(item)
+            continue
+        where = f"input[{index}].id"
+        try:
+            response_id = response_of(item["id"])
+            if response_id not in referred:
+                kept = store.get(key, response_id)
+                referred[response_id] = {
+                    one["id"]: orjson.dumps(one) for one in [*kept.given, *kept.response["output"]]
+                }
+            data = referred[response_id][item["id"]]
+        except (ResponseNotFound, KeyError):
+            raise InvalidRequest(f"{where}: no such item is kept", where) from None
+        num_bytes += len(data)
+        if num_bytes > max_bytes:
+            raise InvalidRequest(f"{where}: the items that are referred to have more than {max_bytes} bytes", where)
+        resolved.append(orjson.loads(data))
+    return resolved
 
 
 def _json(body: Mapping[str, Any]) -> Response:
