@@ -75,6 +75,7 @@ def test_a_chunk_with_its_own_overhead_settles_where_it_meets_the_budget():
 def test_what_a_token_costs_alone_is_learned_from_ticks_without_decode():
     pace = Pace(None, 16)
     pace.observe(4, 100, 5.0)
+    pace.observe(0, 6, 0.5)  # the tick itself, hardly its tokens
     assert pace.alone_s is None
     pace.observe(0, 500, 1.0)
     assert pace.alone_s == 0.002

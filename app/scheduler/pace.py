@@ -50,7 +50,7 @@ class Pace:
         """Learn from a tick of so many decode rows and prefill tokens."""
         if not num_decode and not num_prefill:
             return
-        if not num_decode:
+        if not num_decode and num_prefill >= policy.LEAST_ALONE:
             self._alone.add(took_s, num_prefill)
         if num_prefill:
             self._token.add(max(took_s - self._decode.value, 0.0) if num_decode else took_s, num_prefill)
