@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.delivery import COMPLETION, FACTS
+from app.api.delivery import CLIENT_GONE, COMPLETION, FACTS
 from app.completion import Choice, Completion
 
 log = logging.getLogger("mlxcel.traces")
@@ -31,7 +31,6 @@ OPERATIONS = {
     "/completions": "text_completion",
     "/infill": "text_completion",
 }
-CLIENT_GONE = 499
 
 
 def are_asked_for(variables: Mapping[str, str]) -> bool:

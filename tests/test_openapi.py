@@ -11,12 +11,12 @@ import pytest
 import schemathesis
 
 from app.api.app import routes
-from app.api.conversation import Role
 from app.api.fields import ROLES
 from app.api.openapi import document, methods
 from app.api.operations import OPERATIONS
 from app.api.parse import parse
 from app.api.protocol import Body
+from app.api.written import Role
 from app.errors import InvalidRequest
 from loadtest.fuzz.bodies import SHAPED, VALID
 from loadtest.fuzz.judge import Judge

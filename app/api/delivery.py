@@ -24,6 +24,7 @@ log = logging.getLogger("mlxcel.api")
 ADMISSION_WAIT_S = 10.0
 # How long a client may leave what was sent to it unread, once all buffers on the way are full.
 SEND_TIMEOUT_S = 30.0
+CLIENT_GONE = 499  # nobody is left to read a status: this one is for the log and the counters
 FACTS = "mlxcel.generation"  # where a scope holds the facts of its completion, for the access log
 COMPLETION = "mlxcel.completion"  # and the completion itself, for traces
 

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import errors
 from app.api import page
-from app.api.delivery import FACTS
+from app.api.delivery import CLIENT_GONE, FACTS
 from app.api.errors import REQUEST_ID, refusal_for
 from app.api.keys import Keys
 from app.api.message_errors import is_message_path
@@ -25,7 +25,6 @@ HEALTH_PATHS = frozenset({"/health", "/v1/health", "/health/live", "/health/read
 OPEN_PATHS = HEALTH_PATHS | page.FILES.keys()
 POLLED_ROUTES = HEALTH_PATHS | {"/metrics", "/slots"}  # asked every few seconds for ever: not for the disk
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-CLIENT_GONE = 499  # nobody is left to read a status: this one is for the log and the counters
 MAX_REQUEST_ID = 128
 KEY = "mlxcel.key"
 LIMITS = "mlxcel.limits"  # where a scope holds what gives the headers about the limits of its key

@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from app.api.answer_shape import forced_calls, shape_of
-from app.api.conversation import WrittenChoice, WrittenMessages, WrittenPrompts, WrittenTools
 from app.api.fields import INERT, NEUTRAL, Limits, check_messages, check_prompts, check_tools
 from app.api.tool_choice import ToolChoice, read_tool_choice
+from app.api.written import WrittenChoice, WrittenMessages, WrittenPrompts, WrittenTools
 from app.errors import InvalidRequest
 from app.request import SamplingParams
 from app.service import Ask, Shape
