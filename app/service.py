@@ -119,6 +119,7 @@ class Service:
     async def chat(self, messages: Sequence[dict[str, Any]], ask: Ask, template: dict[str, Any]) -> Completion:
         """Raises InvalidRequest (bad messages, template error, prompt too long, shape refused), Overloaded,
         Unavailable."""
+        arrived_s = time.monotonic()  # what encoding takes is part of the wait
         card, text, vocabulary, _ = self._loaded()
         self.check_room(ask.n)  # before the work of encoding
         prompt = await asyncio.to_thread(text.encode_chat, messages, template, card.n_ctx)
@@ -127,14 +128,15 @@ class Service:
             dialect, form = dialect.forced
             shape = Shape("calls", form.grammar(ask.forced, ask.many_calls, vocabulary.added), "tools")
         continues = bool(template.get("continue_final_message"))
-        return self._begin([prompt], ask, await self._grammar(shape), "messages", dialect, continues)
+        return self._begin([prompt], ask, await self._grammar(shape), "messages", dialect, continues, arrived_s)
 
     async def complete(self, prompts: Sequence[str | Sequence[int | str]], ask: Ask) -> Completion:
         """A prompt is text, token ids, or a mixture. Choice ``index`` is prompt * n + i, as OpenAI numbers them. Raises
         as ``chat``."""
+        arrived_s = time.monotonic()
         self.check_room(len(prompts) * ask.n)
         encoded = [await self._encoded([prompt] if isinstance(prompt, str) else prompt) for prompt in prompts]
-        return self._begin(encoded, ask, await self._grammar(ask.shape), "prompt", PLAIN, continues=True)
+        return self._begin(encoded, ask, await self._grammar(ask.shape), "prompt", PLAIN, True, arrived_s)
 
     async def _encoded(self, parts: Sequence[int | str]) -> list[int]:
         card, text, _, _ = self._loaded()
@@ -159,9 +161,9 @@ class Service:
         param: str,
         dialect: Dialect,
         continues: bool,
+        arrived_s: float,
     ) -> Completion:
         """``continues``: the answer goes on in the middle of the prompt's text."""
-        arrived_s = time.monotonic()
         card, _, vocabulary, _ = self._loaded()
         requests: list[Request] = []
         choices: list[Choice] = []
