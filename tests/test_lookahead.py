@@ -206,6 +206,17 @@ def test_a_row_that_went_astray_is_computed_again() -> None:
     assert [(row.request_id, row.start) for row in scheduler.plan(0.0).rows] == [(1, 6), (2, 8)]
 
 
+def test_a_row_that_went_astray_gets_no_block_for_it() -> None:
+    scheduler, plan = decoding(ask(1, num_prompt=7), ask(2))
+    following = scheduler.ahead(plan)  # the token of the first row is the first of its third block
+    assert following is not None
+    scheduler.apply(plan, drawn(plan), 0.0)
+    assert scheduler.ahead(following) is not None
+    before = scheduler.snapshot().pool.live
+    scheduler.apply(following, drawn(following, 1), 0.0)
+    assert scheduler.snapshot().pool.live == before
+
+
 def test_a_lost_pool_requeues_the_rows_that_are_left() -> None:
     first, second = ask(1), ask(2)
     scheduler, plan = decoding(first, second)

@@ -28,6 +28,10 @@ CANDIDATES = (
 )
 # For BLIS the loop over the rows of the weights is the one to divide: MLX passes its row-major matrices turned round.
 THREAD_VARIABLES = ("BLIS_IC_NT", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# Of BLIS 0.9's kernels for x86-64 these are the quickest at 2 to 64 rows, on Intel's processors too; those for AVX-512,
+# which it prefers where it knows the processor, take twice as long there (docs/benchmarks.md).
+BLIS_KERNELS = b"zen3"
+MOST_KERNELS = 10  # of x86-64; asked for a higher number, BLIS reads beyond its table
 WARNING = (
     "no optimised BLAS was found: everything is several times slower, and decoding several requests together gains "
     "nothing; install one with `apt-get install libblis4-openmp` (Debian, Ubuntu) or name one in MLXCEL_BLAS"
@@ -84,12 +88,28 @@ def _load(path: str, num_threads: int) -> BlasReport:
     # A library without the interface must not stay in the global scope, so it is looked at in a local one first.
     _ = ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL).cblas_sgemm
     library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    if hasattr(library, "bli_arch_string") and _has_avx2():
+        _choose_kernels(library)
     for name, tells in (("BLIS ", "bli_info_get_version_str"), ("", "openblas_get_config")):
         if hasattr(library, tells):
             function = getattr(library, tells)
             function.restype = ctypes.c_char_p
             return BlasReport(path, name + function().decode("ascii", "replace").strip(), num_threads)
     return BlasReport(path, "", num_threads)
+
+
+def _choose_kernels(blis: ctypes.CDLL) -> None:
+    """Say which kernels BLIS shall take, in the variable that it reads when it first multiplies: by number, as it
+    counts them itself. The operator's own word stands."""
+    name_of = blis.bli_arch_string
+    name_of.restype = ctypes.c_char_p
+    number = next((number for number in range(MOST_KERNELS) if name_of(number) == BLIS_KERNELS), None)
+    if number is not None:
+        os.environ.setdefault("BLIS_ARCH_TYPE", str(number))
+
+
+def _has_avx2() -> bool:
+    return {"avx2", "fma"} <= set(_read("/proc/cpuinfo").split())
 
 
 def usable_cores() -> int:

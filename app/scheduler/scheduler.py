@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from app.kv.block_pool import OutOfBlocks
 from app.kv.block_table import BlockTables
@@ -89,7 +90,7 @@ class Scheduler:
         self._tables.prefix_cache.expire(now)
         if self._may_grow and (num_blocks := self._grown_pool()) > self._tables.num_blocks:
             return Plan(num_blocks=num_blocks)
-        any_reclaimed = self._grow_decoding()
+        any_reclaimed = self._grow_decoding(self._seats.decoding)
         if any_reclaimed and not self._seats.running:
             return self.plan(now)  # the only row has pushed itself out: it needs a larger pool
         chunks, copies = self._choose_chunks(may_admit=not any_reclaimed)
@@ -109,12 +110,13 @@ class Scheduler:
 
     def apply(self, plan: Plan, result: Result, now: float) -> list[Event]:
         """Enter what the forward brought: computed tokens, drawn tokens, ends. Events come in the order of the rows."""
+        rows = lookahead.wanted(plan, result, self._seats)
         if plan.num_ahead:
-            self._grow_decoding()  # the blocks that were promised
+            self._grow_decoding([self._seats[row.request_id] for row in rows])  # by the blocks that were promised
         events: list[Event] = []
         num_prefill = num_decode = num_chunks = 0
         draws, failures, block_size = result.draws, result.failures, self._tables.block_size
-        for row in lookahead.wanted(plan, result, self._seats):
+        for row in rows:
             request, drawn = self._seats[row.request_id], draws.get(row.request_id, ())
             if row.draft:
                 drawn = right(row.draft, drawn)
@@ -188,13 +190,13 @@ class Scheduler:
         num_blocks, num_wanted = self._tables.num_blocks, self._seats.num_wanted(self._queue.peek())
         return policy.doubled_pool(num_blocks, num_blocks - self._tables.num_free + num_wanted)
 
-    def _grow_decoding(self) -> bool:
-        """Give each decoding row the block for its next token, at the cost of the least progressed rows where needed.
-        Says whether anybody lost its blocks: if so nobody is admitted in this tick, or blocks would go to and fro."""
+    def _grow_decoding(self, decoding: Iterable[Request]) -> bool:
+        """Give each of these the block for its next token, at the cost of the least progressed rows where needed. Says
+        whether anybody lost its blocks: if so nobody is admitted in this tick, or blocks would go to and fro."""
         any_reclaimed, block_size, cache = False, self._tables.block_size, self._tables.prefix_cache
         num_evicted = cache.evictions_lru
         # A row that decodes has blocks for all its tokens but the newest, which may be the first of the next block.
-        for request in [each for each in self._seats.decoding if (len(each.tokens) - 1) % block_size == 0]:
+        for request in [each for each in decoding if (len(each.tokens) - 1) % block_size == 0]:
             while request.state is State.DECODING:
                 try:
                     self._tables.grow(request.id, len(request.tokens))
