@@ -13,11 +13,18 @@ def close(got: mx.array, want: mx.array, tolerance: float = 1e-5) -> bool:
     return got.shape == want.shape and bool(mx.allclose(got, want, rtol=tolerance, atol=tolerance).item())
 
 
-def test_swiglu() -> None:
-    gate, x = mx.random.normal((7, 50), key=mx.random.key(1)) * 8, mx.random.normal((7, 50), key=mx.random.key(2))
-    assert close(kernels.swiglu(gate, x), nn.silu(gate) * x)
+@pytest.mark.parametrize("rows", [7, kernels.FEW, kernels.FEW + 1, 300])
+def test_swiglu(rows: int) -> None:
+    gate = mx.random.normal((rows, 1, 50), key=mx.random.key(1)) * 8
+    x = mx.random.normal((rows, 1, 50), key=mx.random.key(2))
+    want = nn.silu(gate) * x
+    assert close(kernels.swiglu(gate, x), want)
+    half = kernels.swiglu(gate.astype(mx.bfloat16), x.astype(mx.bfloat16))
+    assert half.dtype == mx.bfloat16
+    assert mx.allclose(half.astype(mx.float32), want, rtol=0.03, atol=0.03).item()
     for far in (-200.0, 200.0):
-        assert close(kernels.swiglu(mx.array([far]), mx.array([1.0])), mx.array([max(far, 0.0)]))
+        got = kernels.swiglu(mx.full((rows, 1), far), mx.ones((rows, 1)))
+        assert close(got, mx.full((rows, 1), max(far, 0.0)))
 
 
 @pytest.mark.parametrize("part", [nn.Linear(48, 20), nn.Linear(48, 20, bias=False), nn.RMSNorm(48, eps=1e-3)])
