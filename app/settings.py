@@ -104,7 +104,7 @@ class Settings(BaseSettings):
         None,
         ge=0,
         validation_alias=_spellings("prefill_chunk"),
-        description="tokens; 0: no chunking; unset: a second of work, up to 2048 alone, 512 beside others",
+        description="tokens; 0: no chunking; unset: half a second of work, up to 2048 alone, 512 beside others",
     )
     prefill_grant_interval: int = Field(
         16, ge=0, description="ticks in a row that the ITL budget may put a chunk off; 0: any number"

@@ -29,13 +29,13 @@ def test_chunk_tokens(setting, num_decoding, tokens):
     ("num_tokens", "token_s", "tokens"),
     [
         (2048, 0.0001, 2048),
-        (2048, 0.002, 500),
-        (0, 0.002, 500),
+        (2048, 0.002, 250),
+        (0, 0.002, 250),
         (100, 0.002, 100),
         (2048, 10.0, 64),
         (2048, 0.0, 2048),
-        (2048, None, 512),
-        (0, None, 512),
+        (2048, None, 256),
+        (0, None, 256),
     ],
 )
 def test_brief(num_tokens, token_s, tokens):

@@ -100,12 +100,12 @@ def _load(path: str, num_threads: int) -> BlasReport:
 
 def _choose_kernels(blis: ctypes.CDLL) -> None:
     """Say which kernels BLIS shall take, in the variable that it reads when it first multiplies: by number, as it
-    counts them itself. The operator's own word stands."""
+    counts them itself."""
     name_of = blis.bli_arch_string
     name_of.restype = ctypes.c_char_p
     number = next((number for number in range(MOST_KERNELS) if name_of(number) == BLIS_KERNELS), None)
     if number is not None:
-        os.environ.setdefault("BLIS_ARCH_TYPE", str(number))
+        os.environ["BLIS_ARCH_TYPE"] = str(number)
 
 
 def _has_avx2() -> bool:

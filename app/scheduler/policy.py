@@ -13,11 +13,13 @@ PreemptionPolicy = Literal["longest-first", "lowest-priority"]
 CHUNK_ALONE = 2048
 CHUNK_BESIDE_DECODE = 512
 # How long a tick of prefill alone should take, in seconds: whoever comes meanwhile waits for its end.
-PREFILL_TICK_S = 1.0
+PREFILL_TICK_S = 0.5
+# What is computed in the first of them, before it is known how long a token takes.
+FIRST_ALONE = 256
 # A chunk below this costs a tick and brings next to nothing.
 LEAST_CHUNK = 16
 # So does less than this in a tick of prefill alone, and it tells little of what a token costs: a tick reads all weights
-# and the whole context before its tokens. Where that takes most of a second, less and less would be computed in one.
+# and the whole context before its tokens. Where that takes most of the time, less and less would be computed in one.
 LEAST_ALONE = 64
 # How often a request may be in a step that fails as a whole, and still be tried again.
 MAX_FAULTS = 1
@@ -82,7 +84,7 @@ def brief(num_tokens: int, token_s: float | None) -> int:
     """How much of a prefill of ``num_tokens`` (0: any number) one tick takes where nobody decodes: not more than
     computes in ``PREFILL_TICK_S`` at ``token_s`` each, so that a short prompt is not held up by what began before it
     came, but ``LEAST_ALONE``. None: nothing is known yet."""
-    most = CHUNK_BESIDE_DECODE if token_s is None else max(int(PREFILL_TICK_S / max(token_s, 1e-9)), LEAST_ALONE)
+    most = FIRST_ALONE if token_s is None else max(int(PREFILL_TICK_S / max(token_s, 1e-9)), LEAST_ALONE)
     return min(num_tokens or most, most)
 
 
