@@ -13,7 +13,7 @@ import mlx.core as mx
 from app.engine.attention import Geometry, install_seam, layer_caches
 from app.engine.fixed import AnyShape, FixedShapes, Piece, prove
 from app.engine.head import HeadRows
-from app.engine.kernels import on_cpu, quicken
+from app.engine.kernels import LEAST_TOKENS, on_cpu, quicken
 from app.engine.loader import LoadedModel, free_bytes, one_line
 from app.engine.probe import TOLERANCE, Probe
 from app.engine.sampler import Drawing, draw_rows
@@ -58,9 +58,10 @@ class Engine:
         probe = Probe(self._model, loaded.vocab_size, self._shapes)
         install_seam(self._model)
         self._head = HeadRows(self._model)
+        self._cuts: AnyShape | FixedShapes = AnyShape()
         if on_cpu():
             quicken(self._model)
-        self._cuts: AnyShape | FixedShapes = AnyShape()
+            self._cuts = AnyShape(LEAST_TOKENS)
         self._check(probe, loaded)
         if deterministic:
             self._cuts = prove(self._forward, self._use_pool, loaded.vocab_size, block_size)

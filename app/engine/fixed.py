@@ -35,11 +35,14 @@ class Piece:
     width: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class AnyShape:
-    """The ordinary way: one forward a step, of as many tokens as there are."""
+    """The ordinary way: one forward a step, of as many tokens as there are, but ``least``; as many reach the head."""
+
+    least: int = 1
 
     def cut(self, rows: Sequence[Row]) -> Iterator[Piece]:
-        yield Piece(tuple(rows))
+        yield Piece(tuple(rows), self.least, self.least)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,15 @@
 Measured on x86-64 with MLX 0.32: ``exp`` takes 12 to 24 ns an element, ``power`` 4.5 to 7 and numpy's ``exp`` 0.4. So
 the exponentials of few tokens are powers of two, in the graph, and those of many are numpy's, for which the step is
 computed that far while its graph is built. A rotary embedding is some twenty small operations a call, and four with a
-table that all layers share; a product with one row takes a third longer than one with two.
+table that all layers share. A BLAS takes a product with one row for one with a vector, and uses a single thread for it:
+so a forward has ``LEAST_TOKENS``.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import mlx.core as mx
@@ -23,6 +22,7 @@ T = TypeVar("T")
 
 LOG2_E = math.log2(math.e)
 PIECE = 64
+LEAST_TOKENS = 2
 FEW = 64  # tokens; no forward of deterministic mode has more, so the bits there do not depend on how many there are
 
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
@@ -160,15 +160,9 @@ class LeanRMSNorm(nn.RMSNorm):
 
 
 class LeanLinear(nn.Linear):
-    """``nn.Linear`` with its weight turned once and for all.
-
-    Multiplies a single row twice over: a BLAS takes one row for a vector, and then uses but one thread.
-    """
+    """``nn.Linear`` with its weight turned once and for all."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        return _paired(self._product, x)
-
-    def _product(self, x: mx.array) -> mx.array:
         return mx.addmm(self["bias"], x, self._turned.of) if "bias" in self else x @ self._turned.of
 
 
@@ -177,10 +171,6 @@ class _Shared(Generic[T]):
     """Keeps what it holds out of the parameters, where ``nn.Module`` would put it."""
 
     of: T
-
-
-def _paired(product: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
-    return product(mx.concatenate([x, x]))[:1] if x.ndim > 1 and x.size == x.shape[-1] else product(x)
 
 
 def quicken(model: nn.Module) -> None:
@@ -194,8 +184,6 @@ def quicken(model: nn.Module) -> None:
             width = part.weight.size
             part._folded = _Shared((part.weight * math.sqrt(width), mx.array(part.eps * width)))
             part.__class__ = LeanRMSNorm
-        if type(part) is nn.Embedding:
-            part.as_linear = partial(_paired, part.as_linear)
         for name, child in list(part.items()):
             if type(child) is nn.RoPE:
                 setattr(part, name, RaggedRope(child, tables))
