@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from app import errors
+from app.text.chat import ChatText
 from app.text.infill import Infill
 from tests.scripted import CARD as SMALL
 from tests.scripted import ScriptedCompletion, ScriptedService, call, events, make_app
@@ -224,6 +225,37 @@ def test_the_prompt_of_an_infill_begins_as_every_text_does() -> None:
     service = ScriptedService(card=replace(SMALL, infill=Infill(90, 91, 92)))
     call(make_app(service), "POST", "/infill", json={"input_prefix": "A", "input_suffix": "B"})
     assert service.asked[0][0] == [[1, 90, 65, 91, 66, 92]]
+
+
+@pytest.mark.parametrize(
+    ("more", "fits"),
+    [
+        ({"input_prefix": "x" * 40_000}, False),
+        ({"input_suffix": "x" * 40_000}, False),
+        ({"prompt": "x" * 40_000}, False),
+        ({"input_extra": [{"text": "x" * 400, "filename": "f"}] * 100}, False),
+        ({"input_extra": [{"text": "x", "filename": "f" * 400}] * 100}, False),
+        ({"input_extra": [{"text": "x", "filename": "f"}] * 90}, True),
+    ],
+)
+def test_an_infill_that_cannot_fit_is_refused_before_it_is_encoded(
+    more: dict[str, Any], fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[str] = []
+    encode = ChatText.encode
+
+    def seen(self: ChatText, text: str, *options: Any, **more: Any) -> list[int]:
+        encoded.append(text)
+        return encode(self, text, *options, **more)
+
+    monkeypatch.setattr(ChatText, "encode", seen)
+    response = ask("Hi", path="/infill", card={"infill": Infill(*tokens_of("xyzf"))}, **{**CODE, **more})
+    if fits:
+        assert (response.status_code, bool(encoded)) == (200, True)
+        return
+    assert (response.status_code, encoded) == (400, [])
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
 
 
 def test_infill_asks_for_what_is_between() -> None:

@@ -38,8 +38,10 @@ async def infill(request: Request) -> Response:
     if marks is None:
         raise FeatureOff("infill: this model has no tokens that mark code to be filled in.")
     body, headers = await read_body(request, wiring, InfillBody)
-    service.check_room(body.n_cmpl or body.n)  # before the work of encoding
     extra = [(snippet.filename, snippet.text) for snippet in body.input_extra]
+    files = [text if marks.file is None else name + text for name, text in extra]
+    service.check_room(body.n_cmpl or body.n)  # both before the work of encoding
+    service.check_length(sum(map(len, (body.input_prefix, body.input_suffix, body.prompt, *files))))
     ids = await run_in_threadpool(
         marks.prompt, partial(_encode, service), body.input_prefix, body.input_suffix, body.prompt, extra
     )
