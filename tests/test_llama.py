@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from app import errors
+from app.service import Service
 from app.text.chat import ChatText
 from app.text.infill import Infill
 from tests.scripted import CARD as SMALL
@@ -146,6 +148,23 @@ def test_several_prompts_are_a_list_and_one_is_not() -> None:
     assert [one["tokens_evaluated"] for one in answers] == [1, 1, 2, 2, 3, 3]
     assert [one["generation_settings"]["seed"] for one in answers] == [5, 6] * 3
     assert answer("Hi", prompt=["a"])["content"] == "Hi"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_texts_of_prompts_are_made_in_a_thread_and_once(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, int]] = []  # the thread and the token
+    token_bytes = Service.token_bytes
+
+    def seen(self: Service, token_id: int) -> bytes:
+        made.append((threading.get_ident(), token_id))
+        return token_bytes(self, token_id)
+
+    monkeypatch.setattr(Service, "token_bytes", seen)
+    response = ask("Hi", prompt=["abc", "de"], n_cmpl=2, stream=stream)
+    ends = [part for part in events(response) if part["stop"]] if stream else response.json()
+    assert {end["index"]: end["prompt"] for end in ends} == {0: "abc", 1: "abc", 2: "de", 3: "de"}
+    assert [token for _, token in made] == tokens_of(["abcde"])
+    assert threading.get_ident() not in {thread for thread, _ in made}
 
 
 def test_a_stream_of_several_answers_ends_each_of_them() -> None:

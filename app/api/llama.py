@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Send
 
 from app.api import sse
 from app.api.completions import counted, read_body, unless_refused
@@ -19,7 +20,7 @@ from app.api.fields import Limits
 from app.api.llama_answers import LlamaAnswer
 from app.api.llama_protocol import InfillBody, LlamaBody
 from app.api.seam import Serving, Wiring
-from app.completion import Completion, Delta, Timings, Usage
+from app.completion import Choice, Completion, Delta, Timings, Usage
 from app.errors import FeatureOff
 
 
@@ -54,14 +55,14 @@ async def _answer(
 ) -> Response:
     service, card = wiring.service, wiring.service.card
     ask = body.ask(card.default_sampling, Limits(card.vocab_size), partial(_encode, service))
-    answer = LlamaAnswer(body, card.ids[0], card.n_ctx, partial(_text, service))
+    answer = LlamaAnswer(body, card.ids[0], card.n_ctx)
     reservation = wiring.limits.reservation(key)
     with unless_refused(reservation):
         completion = await service.complete(prompts, replace(ask, reserve=reservation.take))
     deliver = partial(send_whole, completion, partial(_whole, completion, answer), headers)
     if body.stream:
         deliver = partial(send_stream, completion, _events(completion, answer), headers)
-    return Delivery(completion, reservation, deliver)
+    return Delivery(completion, reservation, partial(_knowing_prompts, service, completion, answer, deliver))
 
 
 def _encode(service: Serving, text: str) -> list[int]:
@@ -69,8 +70,27 @@ def _encode(service: Serving, text: str) -> list[int]:
     return service.tokenize(text, False, False)
 
 
-def _text(service: Serving, ids: Sequence[int]) -> str:
-    return b"".join(map(service.token_bytes, ids)).decode(errors="replace")
+async def _knowing_prompts(
+    service: Serving,
+    completion: Completion,
+    answer: LlamaAnswer,
+    deliver: Callable[[Send], Awaitable[None]],
+    send: Send,
+) -> None:
+    """Texts of long prompts take a while. They are made in a thread, and while the prompts are computed."""
+    answer.prompts = await run_in_threadpool(_prompts, service, completion.choices)
+    await deliver(send)
+
+
+def _prompts(service: Serving, choices: Sequence[Choice]) -> list[str]:
+    """The text of each choice's prompt, control tokens by their names. Choices of one prompt come one after another."""
+    texts, text = [], ""
+    for choice in choices:
+        if choice.is_first:
+            ids = choice.request.tokens[: choice.request.num_prompt]
+            text = b"".join(map(service.token_bytes, ids)).decode(errors="replace")
+        texts.append(text)
+    return texts
 
 
 def _whole(
