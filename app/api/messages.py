@@ -24,7 +24,7 @@ async def messages(request: Request) -> Response:
     key = counted(request, wiring)
     body, headers = await read_body(request, wiring, MessageBody)
     chat, card = body.chat, wiring.service.card
-    ask = replace(chat.ask(card.default_sampling, Limits(card.vocab_size)), shape=body.shape)
+    ask = body.ask(card.default_sampling, Limits(card.vocab_size))
     answer = MessageAnswer(card.ids[0], body.max_tokens, _thoughts(body), request.scope.get(REQUEST_ID, ""))
     reservation = wiring.limits.reservation(key)
     with unless_refused(reservation):

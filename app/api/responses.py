@@ -17,8 +17,9 @@ from app.api.completions import counted, read_body, unless_refused
 from app.api.delivery import Delivery, send_stream, send_whole
 from app.api.fields import Limits
 from app.api.middleware import KEY
+from app.api.own_names import naming_own_fields
 from app.api.response_answer import ResponseAnswer
-from app.api.response_body import ResponseBody, naming_own_fields
+from app.api.response_body import ORIGINS, ResponseBody
 from app.api.response_items import messages_of, response_of, with_ids
 from app.api.response_store import Kept, ResponseStore
 from app.api.seam import Wiring
@@ -56,7 +57,7 @@ async def create(request: Request) -> Response:
 
     answer = ResponseAnswer(response_id, shown, body.wants_logprobs, finished)
     reservation = wiring.limits.reservation(key)
-    with unless_refused(reservation), naming_own_fields():
+    with unless_refused(reservation), naming_own_fields(ORIGINS):
         completion = await wiring.service.chat(messages, replace(ask, reserve=reservation.take), body.chat.template)
     # From here on the completion has an owner: nothing may come between its birth and this.
     deliver = partial(send_whole, completion, answer.whole, headers)
