@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,8 +12,8 @@ from starlette.responses import Response
 from starlette.types import Send
 
 from app.api import sse
-from app.api.completions import counted, read_body, unless_refused
-from app.api.delivery import Delivery, send_stream, send_whole
+from app.api.completions import begin, counted, read_body
+from app.api.delivery import send_stream, send_whole
 from app.api.errors import refusal
 from app.api.fields import Limits
 from app.api.llama_answers import LlamaAnswer
@@ -46,8 +45,8 @@ async def infill(request: Request) -> Response:
     ids = await run_in_threadpool(
         marks.prompt, partial(_encode, service), body.input_prefix, body.input_suffix, body.prompt, extra
     )
-    begin = service.tokenize("", True, False)  # what the tokenizer puts before every text
-    return await _answer(wiring, key, body, [[*begin, *ids]], headers)
+    first = service.tokenize("", True, False)  # what the tokenizer puts before every text
+    return await _answer(wiring, key, body, [[*first, *ids]], headers)
 
 
 async def _answer(
@@ -56,13 +55,8 @@ async def _answer(
     service, card = wiring.service, wiring.service.card
     ask = body.ask(card.default_sampling, Limits(card.vocab_size), partial(_encode, service))
     answer = LlamaAnswer(body, card.ids[0], card.n_ctx)
-    reservation = wiring.limits.reservation(key)
-    with unless_refused(reservation):
-        completion = await service.complete(prompts, replace(ask, reserve=reservation.take))
-    deliver = partial(send_whole, completion, partial(_whole, completion, answer), headers)
-    if body.stream:
-        deliver = partial(send_stream, completion, _events(completion, answer), headers)
-    return Delivery(completion, reservation, partial(_knowing_prompts, service, completion, answer, deliver))
+    deliver = partial(_deliver, service, answer, headers)
+    return await begin(wiring, key, ask, partial(service.complete, prompts), deliver)
 
 
 def _encode(service: Serving, text: str) -> list[int]:
@@ -70,16 +64,15 @@ def _encode(service: Serving, text: str) -> list[int]:
     return service.tokenize(text, False, False)
 
 
-async def _knowing_prompts(
-    service: Serving,
-    completion: Completion,
-    answer: LlamaAnswer,
-    deliver: Callable[[Send], Awaitable[None]],
-    send: Send,
+async def _deliver(
+    service: Serving, answer: LlamaAnswer, headers: dict[str, str], completion: Completion, send: Send
 ) -> None:
-    """Texts of long prompts take a while. They are made in a thread, and while the prompts are computed."""
+    """Texts of long prompts take a while: they are made in a thread, while the prompts are computed."""
     answer.prompts = await run_in_threadpool(_prompts, service, completion.choices)
-    await deliver(send)
+    if answer.body.stream:
+        await send_stream(partial(_events, answer), headers, completion, send)
+    else:
+        await send_whole(partial(_whole, answer, completion), headers, completion, send)
 
 
 def _prompts(service: Serving, choices: Sequence[Choice]) -> list[str]:
@@ -94,12 +87,12 @@ def _prompts(service: Serving, choices: Sequence[Choice]) -> list[str]:
 
 
 def _whole(
-    completion: Completion, answer: LlamaAnswer, deltas: Mapping[int, list[Delta]], _: Usage, __: Timings
+    answer: LlamaAnswer, completion: Completion, deltas: Mapping[int, list[Delta]], _: Usage, __: Timings
 ) -> Any:
     return answer.whole(completion.choices, deltas)
 
 
-async def _events(completion: Completion, answer: LlamaAnswer) -> AsyncGenerator[bytes, None]:
+async def _events(answer: LlamaAnswer, completion: Completion) -> AsyncGenerator[bytes, None]:
     """There is no ``[DONE]``: the last event of an answer says ``stop``."""
     try:
         async for delta in completion:
