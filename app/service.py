@@ -116,6 +116,11 @@ class Service:
         """Whether so many answers more may come, before any work is done for them. Raises Overloaded, Unavailable."""
         self._worker.check_room(num_answers)
 
+    def check_length(self, num_chars: int) -> None:
+        """Whether a prompt of so many characters may fit into a slot. Raises InvalidRequest."""
+        card, text, _, _ = self._loaded()
+        text.check_length(num_chars, card.n_ctx, "prompt")
+
     async def chat(self, messages: Sequence[dict[str, Any]], ask: Ask, template: dict[str, Any]) -> Completion:
         """Raises InvalidRequest (bad messages, template error, prompt too long, shape refused), Overloaded,
         Unavailable."""

@@ -96,6 +96,9 @@ class ScriptedService:
     def check_room(self, num_answers: int) -> None:
         """There always is."""
 
+    def check_length(self, num_chars: int) -> None:
+        """It always does."""
+
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         ids = list(text.encode())
         return [1, *ids] if add_special else ids

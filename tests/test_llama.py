@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,8 @@ import httpx
 import pytest
 
 from app import errors
+from app.service import Service
+from app.text.chat import ChatText
 from app.text.infill import Infill
 from tests.scripted import CARD as SMALL
 from tests.scripted import ScriptedCompletion, ScriptedService, call, events, make_app
@@ -147,6 +150,23 @@ def test_several_prompts_are_a_list_and_one_is_not() -> None:
     assert answer("Hi", prompt=["a"])["content"] == "Hi"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_texts_of_prompts_are_made_in_a_thread_and_once(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, int]] = []  # the thread and the token
+    token_bytes = Service.token_bytes
+
+    def seen(self: Service, token_id: int) -> bytes:
+        made.append((threading.get_ident(), token_id))
+        return token_bytes(self, token_id)
+
+    monkeypatch.setattr(Service, "token_bytes", seen)
+    response = ask("Hi", prompt=["abc", "de"], n_cmpl=2, stream=stream)
+    ends = [part for part in events(response) if part["stop"]] if stream else response.json()
+    assert {end["index"]: end["prompt"] for end in ends} == {0: "abc", 1: "abc", 2: "de", 3: "de"}
+    assert [token for _, token in made] == tokens_of(["abcde"])
+    assert threading.get_ident() not in {thread for thread, _ in made}
+
+
 def test_a_stream_of_several_answers_ends_each_of_them() -> None:
     parts = events(ask("Hi", prompt=["a", "b"], stream=True))
     for index in (0, 1):
@@ -224,6 +244,37 @@ def test_the_prompt_of_an_infill_begins_as_every_text_does() -> None:
     service = ScriptedService(card=replace(SMALL, infill=Infill(90, 91, 92)))
     call(make_app(service), "POST", "/infill", json={"input_prefix": "A", "input_suffix": "B"})
     assert service.asked[0][0] == [[1, 90, 65, 91, 66, 92]]
+
+
+@pytest.mark.parametrize(
+    ("more", "fits"),
+    [
+        ({"input_prefix": "x" * 40_000}, False),
+        ({"input_suffix": "x" * 40_000}, False),
+        ({"prompt": "x" * 40_000}, False),
+        ({"input_extra": [{"text": "x" * 400, "filename": "f"}] * 100}, False),
+        ({"input_extra": [{"text": "x", "filename": "f" * 400}] * 100}, False),
+        ({"input_extra": [{"text": "x", "filename": "f"}] * 90}, True),
+    ],
+)
+def test_an_infill_that_cannot_fit_is_refused_before_it_is_encoded(
+    more: dict[str, Any], fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[str] = []
+    encode = ChatText.encode
+
+    def seen(self: ChatText, text: str, *options: Any, **more: Any) -> list[int]:
+        encoded.append(text)
+        return encode(self, text, *options, **more)
+
+    monkeypatch.setattr(ChatText, "encode", seen)
+    response = ask("Hi", path="/infill", card={"infill": Infill(*tokens_of("xyzf"))}, **{**CODE, **more})
+    if fits:
+        assert (response.status_code, bool(encoded)) == (200, True)
+        return
+    assert (response.status_code, encoded) == (400, [])
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
 
 
 def test_infill_asks_for_what_is_between() -> None:

@@ -198,6 +198,39 @@ def test_each_choice_of_tools_is_one_of_chat(choice: dict[str, Any], of_chat: An
     assert given.of_chat == of_chat
 
 
+@pytest.mark.parametrize("kind", ["any", "tool"])
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "array"}, "must describe an object, for a call to be forced"),
+        ({"title": "x" * 70_000}, "the schema has"),
+    ],
+)
+def test_a_tool_that_cannot_be_forced_is_told_by_its_own_fields(kind: str, schema: Any, text: str) -> None:
+    choice = {"type": kind, **({"name": "b"} if kind == "tool" else {})}
+    given = body(tools=[TOOL, {"name": "b", "input_schema": schema}], tool_choice=choice)
+    with pytest.raises(InvalidRequest) as caught:
+        given.ask(SamplingParams(), Limits(100))
+    assert str(caught.value).startswith(f"tools[1].input_schema: {text}")
+    assert caught.value.param == "tools[1].input_schema"
+
+
+@pytest.mark.parametrize("tools", [[], [TOOL]])
+def test_a_choice_of_a_tool_that_is_not_there_is_told_by_its_name(tools: list[Any]) -> None:
+    given = body(tools=tools, tool_choice={"type": "tool", "name": "b"})
+    with pytest.raises(InvalidRequest) as caught:
+        _ = given.chat
+    assert str(caught.value) == "tool_choice.name: 'b' is not among the tools"
+    assert caught.value.param == "tool_choice.name"
+
+
+def test_a_call_of_no_tool_is_told_of_the_choice() -> None:
+    given = body(tool_choice={"type": "any"})
+    with pytest.raises(InvalidRequest) as caught:
+        _ = given.chat
+    assert (str(caught.value), caught.value.param) == ("tool_choice: there are no tools to be called", "tool_choice")
+
+
 def test_a_shape_names_the_field_that_it_came_with() -> None:
     shape = body(output_config={"format": {"type": "json_schema", "schema": SCHEMA}}).shape
     assert shape is not None

@@ -218,6 +218,20 @@ def test_tokens_of_messages_are_set_aside_and_given_back() -> None:
         assert call(app, "POST", MESSAGES, json=BODY | {"max_tokens": max_tokens}).status_code == status
 
 
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        ({"type": "any"}, "tools[1].input_schema: must describe an object, for a call to be forced"),
+        ({"type": "tool", "name": "f"}, "tools[1].input_schema: must describe an object, for a call to be forced"),
+        ({"type": "tool", "name": "g"}, "tool_choice.name: 'g' is not among the tools"),
+    ],
+)
+def test_a_forced_tool_at_fault_is_told_by_the_fields_that_were_sent(choice: dict[str, Any], text: str) -> None:
+    tools = [TOOLS[0], {"name": "f", "input_schema": {"type": "array"}}]
+    response = ask(tools=tools, tool_choice=choice)
+    assert (response.status_code, response.json()["error"]["message"]) == (400, text)
+
+
 def test_what_is_refused_is_not_under_way() -> None:
     service = ScriptedService(ScriptedCompletion(*HI))
     app = make_app(service, rate_limit_concurrent=1)

@@ -153,8 +153,17 @@ def test_with_keys_the_document_says_so_and_needs_one() -> None:
     assert call(app, "GET", "/openapi.json").status_code == 401
     found = call(app, "GET", "/openapi.json", headers={"authorization": "Bearer k"}).json()
     assert found == document(routes(), asks_for_key=True)
-    assert found["security"] == [{"key": []}]
+    assert found["security"] == [{"key": []}, {"x_api_key": []}]
     assert "401" in found["paths"][CHAT]["post"]["responses"]
     assert "401" not in found["paths"]["/health"]["get"]["responses"]
     assert found["paths"]["/health"]["get"]["security"] == []
     assert call(make_app(), "GET", "/openapi.json").json()["security"] == []
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+def test_each_way_to_send_a_key_that_is_described_is_enough(path: str) -> None:
+    schemes = DOCUMENT["components"]["securitySchemes"]
+    assert {name for way in document(routes(), asks_for_key=True)["security"] for name in way} == set(schemes)
+    for scheme in schemes.values():
+        headers = {"authorization": "Bearer k"} if scheme["type"] == "http" else {scheme["name"]: "k"}
+        assert call(make_app(api_keys=("k",)), "POST", path, json=LEAST[path], headers=headers).status_code == 200

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -12,16 +11,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.answers import Answer, ChatForm, Form, TextForm
-from app.api.delivery import Delivery, chunks, send_stream, send_whole
+from app.api.delivery import Deliver, Delivery, chunks, send_stream, send_whole
 from app.api.fields import Limits
 from app.api.middleware import KEY, LIMITS
 from app.api.parse import parse, read_object, unknown_fields
 from app.api.protocol import ChatBody, Choices, CompletionBody, ModelBody
-from app.api.rate_limit import Reservation
 from app.api.seam import Wiring
 from app.completion import Completion
 from app.errors import InvalidRequest, ModelNotFound
-from app.service import ModelCard
+from app.service import Ask, ModelCard
 
 M = TypeVar("M", bound=ModelBody)
 
@@ -34,11 +32,8 @@ async def chat_completions(request: Request) -> Response:
     body, headers = await read_body(request, wiring, ChatBody)
     card = wiring.service.card
     ask = body.ask(card.default_sampling, Limits(card.vocab_size))
-    answer = _answer(card, ChatForm(ask.sampling.num_logprobs is not None))
-    reservation = wiring.limits.reservation(key)
-    with unless_refused(reservation):
-        completion = await wiring.service.chat(body.messages, replace(ask, reserve=reservation.take), body.template)
-    return _delivery(completion, reservation, answer, body, body.n, headers)
+    deliver = _deliver(card, ChatForm(ask.sampling.num_logprobs is not None), body, body.n, headers)
+    return await begin(wiring, key, ask, lambda ask: wiring.service.chat(body.messages, ask, body.template), deliver)
 
 
 async def completions(request: Request) -> Response:
@@ -48,11 +43,9 @@ async def completions(request: Request) -> Response:
     card = wiring.service.card
     ask = body.ask(card.default_sampling, Limits(card.vocab_size))
     echoes = [wiring.service.detokenize(p) if isinstance(p, list) else p for p in body.prompt] if body.echo else []
-    answer = _answer(card, TextForm(ask.sampling.num_logprobs is not None, echoes, body.n))
-    reservation = wiring.limits.reservation(key)
-    with unless_refused(reservation):
-        completion = await wiring.service.complete(body.prompt, replace(ask, reserve=reservation.take))
-    return _delivery(completion, reservation, answer, body, body.n * len(body.prompt), headers)
+    form = TextForm(ask.sampling.num_logprobs is not None, echoes, body.n)
+    deliver = _deliver(card, form, body, body.n * len(body.prompt), headers)
+    return await begin(wiring, key, ask, partial(wiring.service.complete, body.prompt), deliver)
 
 
 def check_model(card: ModelCard, name: str | None) -> None:
@@ -70,14 +63,18 @@ def counted(request: Request, wiring: Wiring) -> bytes:
     return key
 
 
-@contextmanager
-def unless_refused(reservation: Reservation) -> Iterator[None]:
-    """What is refused before it is submitted has used nothing."""
+async def begin(
+    wiring: Wiring, key: bytes, ask: Ask, submit: Callable[[Ask], Awaitable[Completion]], deliver: Deliver
+) -> Delivery:
+    """Let ``submit`` give the ask to the service, on the account of a key. Raises RateLimited, and as the service."""
+    reservation = wiring.limits.reservation(key)
     try:
-        yield
+        completion = await submit(replace(ask, reserve=reservation.take))
     except BaseException:
-        reservation.settle(0)
+        reservation.settle(0)  # what is refused before it is submitted has used nothing
         raise
+    # From here on the completion has an owner: nothing may come between its birth and this.
+    return Delivery(completion, reservation, deliver)
 
 
 async def read_body(request: Request, wiring: Wiring, kind: type[M]) -> tuple[M, dict[str, str]]:
@@ -100,21 +97,8 @@ async def read_body(request: Request, wiring: Wiring, kind: type[M]) -> tuple[M,
     return body, {IGNORED_HEADER: ",".join(unknown)} if unknown else {}
 
 
-def _answer(card: ModelCard, form: Form) -> Answer:
-    return Answer(form, card.ids[0], str(card.props.get("build_info", "mlxcel")))
-
-
-def _delivery(
-    completion: Completion,
-    reservation: Reservation,
-    answer: Answer,
-    body: Choices,
-    num_choices: int,
-    headers: dict[str, str],
-) -> Delivery:
-    """From here on the completion has an owner: nothing may come between its birth and this."""
-    deliver = partial(send_whole, completion, answer.whole, headers)
+def _deliver(card: ModelCard, form: Form, body: Choices, num_choices: int, headers: dict[str, str]) -> Deliver:
+    answer = Answer(form, card.ids[0], str(card.props.get("build_info", "mlxcel")))
     if body.stream:
-        events = chunks(completion, answer, num_choices, body.wants_usage)
-        deliver = partial(send_stream, completion, events, headers)
-    return Delivery(completion, reservation, deliver)
+        return partial(send_stream, partial(chunks, answer, num_choices, body.wants_usage), headers)
+    return partial(send_whole, answer.whole, headers)

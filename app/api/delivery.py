@@ -28,8 +28,10 @@ CLIENT_GONE = 499  # nobody is left to read a status: this one is for the log an
 FACTS = "mlxcel.generation"  # where a scope holds the facts of its completion, for the access log
 COMPLETION = "mlxcel.completion"  # and the completion itself, for traces
 
-# The deltas of each choice, with what they took, as one JSON object.
-WriteWhole = Callable[[Mapping[int, list[Delta]], Usage, Timings], dict[str, Any]]
+# The deltas of each choice, with what they took, as one JSON value; or a completion as events, while it grows.
+WriteWhole = Callable[[Mapping[int, list[Delta]], Usage, Timings], Any]
+WriteEvents = Callable[[Completion], AsyncGenerator[bytes, None]]
+Deliver = Callable[[Completion, Send], Awaitable[None]]
 
 
 class Delivery(Response):
@@ -38,9 +40,7 @@ class Delivery(Response):
     The client is watched from the first moment on, so that one who leaves while queued gives the place back.
     """
 
-    def __init__(
-        self, completion: Completion, reservation: Reservation, deliver: Callable[[Send], Awaitable[None]]
-    ) -> None:
+    def __init__(self, completion: Completion, reservation: Reservation, deliver: Deliver) -> None:
         super().__init__()
         self.completion = completion
         self.reservation = reservation
@@ -51,7 +51,7 @@ class Delivery(Response):
         end = "cancelled"
         scope[COMPLETION] = self.completion
         gone = asyncio.ensure_future(_until_disconnect(receive))
-        work = asyncio.ensure_future(self.deliver(_in_time(send)))
+        work = asyncio.ensure_future(self.deliver(self.completion, _in_time(send)))
         try:
             await asyncio.wait({gone, work}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -83,7 +83,7 @@ def _facts(completion: Completion, end: str) -> dict[str, Any]:
     }
 
 
-async def send_whole(completion: Completion, write: WriteWhole, headers: dict[str, str], send: Send) -> None:
+async def send_whole(write: WriteWhole, headers: dict[str, str], completion: Completion, send: Send) -> None:
     """Send everything at once, when all choices are finished."""
     deltas: dict[int, list[Delta]] = {}
     async for delta in completion:
@@ -94,9 +94,9 @@ async def send_whole(completion: Completion, write: WriteWhole, headers: dict[st
 
 
 async def send_stream(
-    completion: Completion,
-    events: AsyncGenerator[bytes, None],
+    write: WriteEvents,
     headers: dict[str, str],
+    completion: Completion,
     send: Send,
     ping: bytes = sse.PING,
 ) -> None:
@@ -105,7 +105,7 @@ async def send_stream(
     await completion.admitted(ADMISSION_WAIT_S)
     try:
         await _start(send, {**headers, **sse.HEADERS})
-        async with aclosing(sse.with_pings(events, sse.PING_INTERVAL_S, ping)) as pinged:
+        async with aclosing(sse.with_pings(write(completion), sse.PING_INTERVAL_S, ping)) as pinged:
             async for event in pinged:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -114,7 +114,7 @@ async def send_stream(
 
 
 async def chunks(
-    completion: Completion, answer: Answer, num_choices: int, with_usage: bool
+    answer: Answer, num_choices: int, with_usage: bool, completion: Completion
 ) -> AsyncGenerator[bytes, None]:
     """The answer as OpenAI streams it; a failure is the last event."""
     usage_field = {"usage": None} if with_usage else {}

@@ -119,6 +119,15 @@ def check_tools(value: Any) -> list[dict[str, Any]]:
     return [_tool(item, f"tools[{index}]") for index, item in enumerate(value)]
 
 
+def check_function(function: Mapping[str, Any], where: str) -> None:
+    """Check how a function is called and described, in whichever API. Raises InvalidRequest, naming the place."""
+    name = function.get("name")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InvalidRequest(f"{where}.name: must be 1 to 128 letters, digits, and any of _ . -", f"{where}.name")
+    if not isinstance(function.get("description", ""), str):
+        raise InvalidRequest(f"{where}.description: must be a string", f"{where}.description")
+
+
 def check_prompts(value: Any) -> list[str | list[int]]:
     """A prompt is text or token ids; a list of either is a list of prompts. The result always is such a list.
 
@@ -150,12 +159,9 @@ def _tool(item: Any, where: str) -> dict[str, Any]:
     if not isinstance(item.get("function"), dict):
         raise InvalidRequest(f"{at}: must be an object", at)
     function = {name: value for name, value in item["function"].items() if value is not None}
-    if not isinstance(function.get("name"), str) or not NAME.fullmatch(function["name"]):
-        raise InvalidRequest(f"{at}.name: must be 1 to 128 letters, digits, and any of _ . -", f"{at}.name")
+    check_function(function, at)
     if not isinstance(function.get("parameters", {}), dict):
         raise InvalidRequest(f"{at}.parameters: must be an object", f"{at}.parameters")
-    if not isinstance(function.get("description", ""), str):
-        raise InvalidRequest(f"{at}.description: must be a string", f"{at}.description")
     return {**item, "function": function}
 
 

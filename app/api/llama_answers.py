@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +17,13 @@ STOP_TYPES = {"stop": "eos", "length": "limit"}
 
 @dataclass
 class LlamaAnswer:
-    """How the answers to one request are written down. ``text_of`` gives the text of tokens, control tokens by their
-    names; ``n_ctx`` is the window of a slot in tokens."""
+    """How the answers to one request are written down. ``n_ctx`` is the window of a slot in tokens; ``prompts`` are the
+    texts of what each choice goes on from, and have to be there before the first answer ends."""
 
     body: LlamaBody
     model: str
     n_ctx: int
-    text_of: Callable[[Sequence[int]], str]
+    prompts: Sequence[str] = ()
     num_sent: dict[int, int] = field(default_factory=dict)  # tokens of each choice that its events have shown
 
     def whole(self, choices: Sequence[Choice], deltas: Mapping[int, Sequence[Delta]]) -> Any:
@@ -71,7 +71,7 @@ class LlamaAnswer:
         tokens: list[int],
         entries: Sequence[TokenLogprob],
     ) -> dict[str, Any]:
-        usage, request = _usage(choice), choice.request
+        usage = _usage(choice)
         is_full = usage.prompt_tokens + usage.completion_tokens >= self.n_ctx
         last = {
             "index": choice.index,
@@ -82,8 +82,8 @@ class LlamaAnswer:
             "tokens_predicted": usage.completion_tokens,
             "tokens_evaluated": usage.prompt_tokens,
             "tokens_cached": usage.cached_tokens,
-            "generation_settings": self._settings(request.sampling),
-            "prompt": self.text_of(request.tokens[: request.num_prompt]),
+            "generation_settings": self._settings(choice.request.sampling),
+            "prompt": self.prompts[choice.index],
             "truncated": end.finish_reason == "length" and is_full,
             "stop_type": STOP_TYPES.get(end.finish_reason or "", "none") if end.stop_string is None else "word",
             "stopping_word": end.stop_string or "",

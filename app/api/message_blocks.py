@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.api.fields import NAME
+from app.api.fields import check_function
 from app.errors import InvalidRequest
 
 # The blocks that a message of each role may have; all others are refused. What has no effect in them: cache_control,
@@ -128,15 +128,11 @@ def _function(item: Any, where: str) -> dict[str, Any]:
         )
     if tool.get("allowed_callers", ["direct"]) != ["direct"]:
         raise InvalidRequest(f"{where}.allowed_callers: only direct calls are supported", f"{where}.allowed_callers")
-    name, schema = tool.get("name"), tool.get("input_schema")
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise InvalidRequest(f"{where}.name: must be 1 to 128 letters, digits, and any of _ . -", f"{where}.name")
-    if not isinstance(schema, dict):
+    check_function(tool, where)
+    if not isinstance(tool.get("input_schema"), dict):
         raise InvalidRequest(f"{where}.input_schema: must be an object", f"{where}.input_schema")
-    if not isinstance(tool.get("description", ""), str):
-        raise InvalidRequest(f"{where}.description: must be a string", f"{where}.description")
-    given = {member: tool[member] for member in ("description", "strict") if member in tool}
-    return {"type": "function", "function": {"name": name, **given, "parameters": schema}}
+    given = {member: tool[member] for member in ("name", "description", "strict") if member in tool}
+    return {"type": "function", "function": {**given, "parameters": tool["input_schema"]}}
 
 
 def _text(value: Any, where: str) -> str:

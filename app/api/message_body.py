@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from app.api.answer_shape import schema_shape
+from app.api.fields import Limits
 from app.api.message_blocks import chat_messages, chat_tools, system_text
+from app.api.own_names import Origins, naming_own_fields
 from app.api.parse import parse
 from app.api.protocol import Body, ChatBody, ModelBody, NonEmpty
 from app.errors import InvalidRequest
-from app.service import Shape
+from app.request import SamplingParams
+from app.service import Ask, Shape
 
 # Fields that are refused, but for the values that ask for nothing. Those from compaction on are of the beta API.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -37,6 +42,10 @@ INERT = {
     "billing_policy": "nobody is billed",
     "fallback_credit_token": "nobody is billed",
 }
+
+# What a field of chat is called here. Where the choice names a tool, only that name can be at fault in it.
+ORIGINS = ((re.compile(r"^(tools\[\d+\])\.function\.parameters"), r"\1.input_schema"),)
+ORIGIN_OF_NAME = (re.compile(r"^tool_choice$"), "tool_choice.name")
 
 
 class _Exact(Body):
@@ -127,7 +136,8 @@ class CountBody(ModelBody):
     @cached_property
     def chat(self) -> ChatBody:
         """The same in terms of a chat, but for the shape. Raises InvalidRequest for what no chat can be asked."""
-        return parse(ChatBody, self._chat_fields())
+        with naming_own_fields(self._origins):
+            return parse(ChatBody, self._chat_fields())
 
     def unread(self, chat_template: str) -> list[str]:
         if not chat_template:
@@ -138,6 +148,11 @@ class CountBody(ModelBody):
         if self.chat.reasoning_effort is not None and "reasoning_effort" not in chat_template:
             unread.append("output_config.effort")
         return unread
+
+    @property
+    def _origins(self) -> Origins:
+        is_named = self.tool_choice is not None and self.tool_choice.type == "tool"
+        return (*ORIGINS, ORIGIN_OF_NAME) if is_named else ORIGINS
 
     def _chat_fields(self) -> dict[str, Any]:
         options: dict[str, Any] = {"enable_thinking": self.thinks}
@@ -163,6 +178,11 @@ class MessageBody(CountBody):
     temperature: float | None = Field(None, ge=0, le=1)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0, description="0: off")
+
+    def ask(self, default: SamplingParams, limits: Limits) -> Ask:
+        """The request in the service's terms, as ``ChatBody.ask`` has it. Raises InvalidRequest."""
+        with naming_own_fields(self._origins):
+            return replace(self.chat.ask(default, limits), shape=self.shape)
 
     def _chat_fields(self) -> dict[str, Any]:
         return {

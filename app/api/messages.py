@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import orjson
@@ -10,8 +9,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.completions import counted, read_body, unless_refused
-from app.api.delivery import Delivery, send_stream, send_whole
+from app.api.completions import begin, counted, read_body
+from app.api.delivery import send_stream, send_whole
 from app.api.errors import REQUEST_ID
 from app.api.fields import Limits
 from app.api.message_answer import PING, MessageAnswer, Thoughts
@@ -24,15 +23,12 @@ async def messages(request: Request) -> Response:
     key = counted(request, wiring)
     body, headers = await read_body(request, wiring, MessageBody)
     chat, card = body.chat, wiring.service.card
-    ask = replace(chat.ask(card.default_sampling, Limits(card.vocab_size)), shape=body.shape)
+    ask = body.ask(card.default_sampling, Limits(card.vocab_size))
     answer = MessageAnswer(card.ids[0], body.max_tokens, _thoughts(body), request.scope.get(REQUEST_ID, ""))
-    reservation = wiring.limits.reservation(key)
-    with unless_refused(reservation):
-        completion = await wiring.service.chat(chat.messages, replace(ask, reserve=reservation.take), chat.template)
-    deliver = partial(send_whole, completion, answer.whole, headers)
+    deliver = partial(send_whole, answer.whole, headers)
     if body.stream:
-        deliver = partial(send_stream, completion, answer.events(completion), headers, ping=PING)
-    return Delivery(completion, reservation, deliver)
+        deliver = partial(send_stream, answer.events, headers, ping=PING)
+    return await begin(wiring, key, ask, lambda ask: wiring.service.chat(chat.messages, ask, chat.template), deliver)
 
 
 async def count_tokens(request: Request) -> Response:

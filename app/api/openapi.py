@@ -37,6 +37,11 @@ ERROR: Schema = {
     },
     "required": ["error"],
 }
+# Two ways to send a key, each enough alone: OpenAI's and Anthropic's.
+KEY_SCHEMES = {
+    "key": {"type": "http", "scheme": "bearer"},
+    "x_api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
 METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer"}, "description": "seconds; absent from health checks"}}
 
@@ -61,11 +66,11 @@ def document(routes: Iterable[BaseRoute], asks_for_key: bool = False) -> dict[st
     return {
         "openapi": "3.1.0",
         "info": {"title": "mlxcel", "version": metadata.version("mlxcel"), "summary": "Inference server"},
-        "security": [{"key": []}] if asks_for_key else [],
+        "security": [{name: []} for name in KEY_SCHEMES] if asks_for_key else [],
         "paths": paths,
         "components": {
             "schemas": {"Error": ERROR, **_body_schemas()},
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": KEY_SCHEMES,
         },
     }
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from app.api.answer_shape import forced_calls, shape_of
 from app.api.fields import INERT, NEUTRAL, Limits, check_messages, check_prompts, check_tools
-from app.api.tool_choice import ToolChoice, read_tool_choice
+from app.api.tool_choice import CallRule, read_tool_choice
 from app.api.written import WrittenChoice, WrittenMessages, WrittenPrompts, WrittenTools
 from app.errors import InvalidRequest
 from app.request import SamplingParams
@@ -32,7 +32,7 @@ Stop = Annotated[StopList, BeforeValidator(_listed, json_schema_input_type=StopL
 Messages = Annotated[list[dict[str, Any]], BeforeValidator(check_messages, json_schema_input_type=WrittenMessages)]
 Tools = Annotated[list[dict[str, Any]], BeforeValidator(check_tools, json_schema_input_type=WrittenTools)]
 Prompts = Annotated[list[str | list[int]], BeforeValidator(check_prompts, json_schema_input_type=WrittenPrompts)]
-Choice = Annotated[ToolChoice, BeforeValidator(read_tool_choice, json_schema_input_type=WrittenChoice)]
+Choice = Annotated[CallRule, BeforeValidator(read_tool_choice, json_schema_input_type=WrittenChoice)]
 EFFORT_OPTIONS = ("reasoning_effort", "enable_thinking")
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -184,7 +184,7 @@ class ChatBody(Choices):
     top_logprobs: int | None = Field(None, ge=0, le=20, description="needs `logprobs`")
     tools: Tools = Field([], description="functions; see Calls. `strict` in one changes nothing")
     tool_choice: Choice = Field(
-        ToolChoice(),
+        CallRule(),
         description="`auto`, `none`, `required`, a function by its name, or `allowed_tools`; see Calls",
         json_schema_extra={"default": "auto"},
     )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -12,6 +10,7 @@ import orjson
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from app.api.fields import INERT_IN_RESPONSES, NEUTRAL, Limits
+from app.api.own_names import naming_own_fields, own_name
 from app.api.parse import parse
 from app.api.protocol import Body, ChatBody, Effort, Generation
 from app.api.response_items import check_input
@@ -24,7 +23,7 @@ Include = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 # Members that a function has here, and of the others the values that ask for nothing.
 FUNCTION_MEMBERS = ("name", "description", "parameters", "strict")
 NEUTRAL_IN_FUNCTION: dict[str, Any] = {"async": False, "defer_loading": False, "allowed_callers": ["direct"]}
-# What a field of chat is called here; the first that fits counts.
+# What a field of chat is called here.
 ORIGINS = (
     (re.compile(r"^response_format(\.json_schema)?"), "text.format"),
     (re.compile(r"^reasoning_effort"), "reasoning.effort"),
@@ -92,7 +91,7 @@ class ResponseBody(Generation):
     def _agree(self) -> Self:
         if self.top_logprobs and not self.wants_logprobs:
             raise InvalidRequest(f"top_logprobs: needs {WITH_LOGPROBS} in include", "top_logprobs")
-        with naming_own_fields():
+        with naming_own_fields(ORIGINS):
             _ = self.chat.shape  # raises what chat refuses
         for name, value in self.shown.items():
             try:
@@ -152,36 +151,15 @@ class ResponseBody(Generation):
 
     def ask(self, default: SamplingParams, limits: Limits) -> Ask:
         """The request in the service's terms, as ``ChatBody.ask`` has it. Raises InvalidRequest."""
-        with naming_own_fields():
+        with naming_own_fields(ORIGINS):
             return self.chat.ask(default, limits)
 
     def unread(self, chat_template: str) -> list[str]:
-        return [_own_name(name) for name in self.chat.unread(chat_template)]
+        return [own_name(name, ORIGINS) for name in self.chat.unread(chat_template)]
 
     @property
     def _format(self) -> dict[str, Any] | None:
         return None if self.text is None else self.text.format
-
-
-@contextmanager
-def naming_own_fields() -> Iterator[None]:
-    """A refusal of a chat, told in the names of the fields that a response has."""
-    try:
-        yield
-    except InvalidRequest as exc:
-        if exc.param is None:
-            raise
-        text, own = str(exc), _own_name(exc.param)
-        if text.startswith(exc.param):
-            text = own + text.removeprefix(exc.param)
-        raise InvalidRequest(text, own, exc.code) from None
-
-
-def _own_name(param: str) -> str:
-    for pattern, own in ORIGINS:
-        if pattern.search(param):
-            return pattern.sub(own, param)
-    return param
 
 
 def _chat_format(value: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,12 +12,13 @@ from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.completions import counted, read_body, unless_refused
-from app.api.delivery import Delivery, send_stream, send_whole
+from app.api.completions import begin, counted, read_body
+from app.api.delivery import send_stream, send_whole
 from app.api.fields import Limits
 from app.api.middleware import KEY
+from app.api.own_names import naming_own_fields
 from app.api.response_answer import ResponseAnswer
-from app.api.response_body import ResponseBody, naming_own_fields
+from app.api.response_body import ORIGINS, ResponseBody
 from app.api.response_items import messages_of, response_of, with_ids
 from app.api.response_store import Kept, ResponseStore
 from app.api.seam import Wiring
@@ -55,14 +55,13 @@ async def create(request: Request) -> Response:
             wiring.responses.put(key, Kept(response, with_ids(given, response_id), past))
 
     answer = ResponseAnswer(response_id, shown, body.wants_logprobs, finished)
-    reservation = wiring.limits.reservation(key)
-    with unless_refused(reservation), naming_own_fields():
-        completion = await wiring.service.chat(messages, replace(ask, reserve=reservation.take), body.chat.template)
-    # From here on the completion has an owner: nothing may come between its birth and this.
-    deliver = partial(send_whole, completion, answer.whole, headers)
+    deliver = partial(send_whole, answer.whole, headers)
     if body.stream:
-        deliver = partial(send_stream, completion, answer.events(completion), headers)
-    return Delivery(completion, reservation, deliver)
+        deliver = partial(send_stream, answer.events, headers)
+    with naming_own_fields(ORIGINS):
+        return await begin(
+            wiring, key, ask, lambda ask: wiring.service.chat(messages, ask, body.chat.template), deliver
+        )
 
 
 class StoredResponse(HTTPEndpoint):

@@ -13,7 +13,7 @@ MODES = ("auto", "required")
 
 
 @dataclass(frozen=True, slots=True)
-class ToolChoice:
+class CallRule:
     """``names`` are the functions that may be called, None for all. ``must_call``: at least one of them, or with
     ``only_once`` exactly one, and the answer is nothing else."""
 
@@ -35,25 +35,25 @@ class ToolChoice:
         return [tool for tool in tools if self.names is None or tool["function"]["name"] in self.names]
 
 
-def read_tool_choice(value: Any) -> ToolChoice:
+def read_tool_choice(value: Any) -> CallRule:
     """Raises InvalidRequest for what is none of the ways to choose."""
     if isinstance(value, str) and value in WORDS:
-        return ToolChoice(frozenset() if value == "none" else None, value == "required")
+        return CallRule(frozenset() if value == "none" else None, value == "required")
     if isinstance(value, dict):
         if value.get("type") == "function":
-            return ToolChoice(frozenset([_name(value)]), must_call=True, only_once=True)
+            return CallRule(frozenset([_name(value)]), must_call=True, only_once=True)
         if value.get("type") == "allowed_tools":
             return _allowed(value.get("allowed_tools"))
     raise _fault(f"must be {', '.join(WORDS)}, a function by its name, or allowed_tools")
 
 
-def _allowed(value: Any) -> ToolChoice:
+def _allowed(value: Any) -> CallRule:
     if not isinstance(value, dict) or value.get("mode") not in MODES:
         raise _fault(f"the mode of allowed_tools must be {' or '.join(MODES)}")
     tools = value.get("tools")
     if not isinstance(tools, list) or not tools:
         raise _fault("the tools of allowed_tools must be a list with a function in it")
-    return ToolChoice(frozenset(map(_name, tools)), value["mode"] == "required")
+    return CallRule(frozenset(map(_name, tools)), value["mode"] == "required")
 
 
 def _name(value: Any) -> str:

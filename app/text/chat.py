@@ -111,7 +111,7 @@ class ChatText:
             InvalidRequest: the text is no valid Unicode, or too long.
         """
         _check_unicode(text, "prompt")
-        self._check_length(text, window, "prompt")
+        self.check_length(len(text), window, "prompt")
         encoder = self._encoder if parse_special else self._literal_encoder
         return encoder.encode(text, add_special_tokens=add_special).ids
 
@@ -152,12 +152,13 @@ class ChatText:
             InvalidRequest: as ``render``, and as ``encode`` for ``window``.
         """
         rendered = self._rendered(messages, template)
-        self._check_length(rendered.replace(self._fence, ""), window, "messages")
+        self.check_length(len(rendered.replace(self._fence, "")), window, "messages")
         ids = self._encoder.encode(rendered, add_special_tokens=False).ids
         return [token for token in ids if token != self._fence_id]
 
-    def _check_length(self, text: str, window: int | None, param: str) -> None:
-        fewest = len(text) // self._longest_token
+    def check_length(self, num_chars: int, window: int | None, param: str) -> None:
+        """Raises InvalidRequest where so many characters cannot have fewer than ``window`` tokens."""
+        fewest = num_chars // self._longest_token
         if window is not None and fewest >= window:
             raise InvalidRequest(
                 f"The prompt has at least {fewest} tokens, and the context window of a slot is {window} tokens.",
