@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -40,6 +41,8 @@ class _Parser(argparse.ArgumentParser):
 
 def entry() -> NoReturn:
     """The installed command: run ``main`` and end the process with its exit code."""
+    if sys.stdout is None:  # the shell has closed it (>&-): nobody wants to read
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what the locale cannot show must not cost the rest
     leave(main())
@@ -51,9 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments, unknown = parser.parse_known_args(argv)
         if unknown:
+            if not unknown[0].startswith("-"):
+                raise StartError(f"unexpected argument {unknown[0]}; see {parser.prog} {arguments.command} --help")
             near = nearest(unknown[0], arguments.flags)
             raise StartError(f"{unknown[0]} is not a known flag{near}; see {parser.prog} {arguments.command} --help")
-        return int(COMMANDS[arguments.command].run(arguments))
+        code = int(COMMANDS[arguments.command].run(arguments))
+        sys.stdout.flush()
+        return code
     except MlxcelError as error:
         print(f"mlxcel: {printable(str(error))}", file=sys.stderr)
         return EXIT_FAILED
@@ -61,6 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         return EXIT_PIPE
+    except OSError as error:  # a full disk, a folder that is not there: what it was written to is named
+        print(
+            f"mlxcel: {printable(': '.join(filter(None, (error.filename, error.strerror or str(error)))))}",
+            file=sys.stderr,
+        )
+        return EXIT_FAILED
 
 
 def _build_parser() -> argparse.ArgumentParser:

@@ -184,9 +184,9 @@ async def _serve(
 def leave(code: int) -> NoReturn:
     """End the process now. Granian's threads outlive the loop, and panic when they find the interpreter taken apart."""
     logging.shutdown()
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     os._exit(code)
 
 

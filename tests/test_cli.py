@@ -114,10 +114,24 @@ def test_the_servers_settings_serve_a_single_person_too(tiny_model_dir: Path, tm
         (("import", "model.safetensors"), "is no .gguf file"),
         (("import", "/nowhere.gguf"), "there is no such file"),
         (("rnu",), "invalid choice"),
+        (("run", "Hi"), "unexpected argument Hi"),
+        (("simulate", "--trace", "/dev/null"), "/dev/null has no requests in it"),
+        (("simulate", "--generate", "poisson", "--requests", "3", "--blocks", "1"), "every request is refused"),
+        (("simulate", "--generate", "poisson", "--prefixes", "-1"), "argument --prefixes"),
+        (("simulate", "--save-cost", "/nowhere/cost", "--generate", "poisson"), "/nowhere/cost: No such file"),
     ],
 )
 def test_a_refusal_is_one_line(arguments: tuple[str, ...], said: str) -> None:
     assert said in refusal(*arguments)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+@pytest.mark.parametrize("command", [("models",), ("serve", "--check")])
+def test_an_output_that_cannot_be_written_is_one_line(command: tuple[str, ...]) -> None:
+    done = subprocess.run(["sh", "-c", f"{sys.executable} -m app {' '.join(command)} >/dev/full"], capture_output=True)
+    assert (done.returncode, done.stderr) == (1, b"mlxcel: No space left on device\n")
+    done = subprocess.run(["sh", "-c", f"{sys.executable} -m app {' '.join(command)} >&-"], capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_what_is_piped_in_has_to_be_text() -> None:

@@ -207,6 +207,7 @@ def without(name: str) -> Change:
         (tensor("blk.0.attn_q.bias"), "attn_q.bias"),
         (without("token_embd.weight"), "no token embedding"),
         (without("llama.block_count"), "llama.block_count"),
+        (field("tokenizer.ggml.merges", ["there isnot"]), "no tokenizer can be made"),
     ],
 )
 def test_what_cannot_be_imported_is_refused_by_name(tmp_path: Path, change: Change, said: str) -> None:

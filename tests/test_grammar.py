@@ -131,6 +131,9 @@ def test_a_token_outside_the_grammar_is_a_fault(grammars: Grammars) -> None:
         ("grammar", "start: nothing", "nothing"),
         ("grammar", "start: <|nothing|>", "special token"),
         ("grammar", "?", "GBNF"),
+        ("grammar", 'root ::= "a" root', "without an end"),
+        ("grammar", 'root ::= "a" other\nother ::= "b" other', "without an end"),
+        ("grammar", 'start: "a" start', "without an end"),
     ],
 )
 def test_what_cannot_be_kept_to_is_refused_with_a_reason(

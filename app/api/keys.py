@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from app.errors import StartError
 log = logging.getLogger("mlxcel.keys")
 
 CHECK_INTERVAL_S = 1.0
+COMMENT = re.compile(rb"(?:^|\s)#")  # within a key, # is a character like any other
 
 # What tells one state of a file from another: inode, size in bytes, time of the last change in ns.
 _Stamp = tuple[int, int, int]
@@ -80,8 +82,8 @@ def _stamp(file: Path) -> _Stamp:
 
 def _read(file: Path) -> tuple[bytes, ...]:
     """Raises OSError, and ValueError when there is no key."""
-    lines = [line.strip() for line in file.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines()]
-    keys = tuple(line for line in lines if line and not line.startswith(b"#"))
+    lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines()
+    keys = tuple(key for line in lines if (key := COMMENT.split(line, 1)[0].strip()))
     if not keys:
         raise ValueError("has no key in it")
     return keys

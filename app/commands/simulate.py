@@ -22,7 +22,7 @@ from app.scheduler.fleet import BALANCES, simulate
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.recording import read, samples
 from app.scheduler.report import Target, fewest_hosts, report
-from app.scheduler.workload import Arrival, Lengths, Shape
+from app.scheduler.workload import Arrival, BadTrace, Lengths, Shape
 
 PROGRESS_S = 2.0
 COLUMNS: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
@@ -58,7 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--rate", type=_above_zero, default=1.0, help="requests a second, on average; 1")
     load.add_argument("--prompt", type=_lengths, default=Lengths(64, 512), metavar="A-B", help="tokens; 64-512")
     load.add_argument("--output", type=_lengths, default=Lengths(32, 128), metavar="A-B", help="tokens; 32-128")
-    load.add_argument("--prefixes", type=int, default=0, metavar="N", help="how many shared texts prompts begin with")
+    load.add_argument(
+        "--prefixes", type=_count, default=0, metavar="N", help="how many shared texts prompts begin with"
+    )
     load.add_argument("--shared", type=int, default=512, metavar="N", help="tokens of such a text; 512")
     load.add_argument("--burst", type=_positive, default=8, metavar="N", help="bursty: how many at a time; 8")
     load.add_argument("--turns", type=_positive, default=4, metavar="N", help="multi-turn: requests a conversation; 4")
@@ -89,6 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.fit and not (arguments.trace or arguments.generate):
         return 0
     arrivals = _arrivals(arguments)
+    if not arrivals:
+        raise BadTrace(f"{arguments.trace} has no requests in it")
     # Nothing that a simulation makes is a cycle, and looking for some among millions of objects would take minutes.
     gc.disable()
     reports: dict[int, dict[str, Any]] = {}
@@ -104,6 +108,8 @@ def run(arguments: argparse.Namespace) -> int:
     least, most = arguments.hosts
     enough = fewest_hosts(is_enough, least, most)
     runs = [reports[number] for number in sorted(reports)]
+    if all(run["refused"] == run["requests"] for run in runs):
+        raise BadTrace(f"every request is refused: a host holds {arguments.blocks * arguments.block_size} tokens")
     print(table(runs))
     if least < most:
         answer = f"{enough} hosts" if enough else f"more than {most} hosts"
@@ -210,6 +216,13 @@ def _range(text: str) -> tuple[int, int]:
     if not 0 < low <= high:
         raise ValueError(text)
     return low, high
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
 
 
 def _positive(text: str) -> int:

@@ -94,7 +94,7 @@ def import_gguf(path: Path, target: Path, report: Callable[[str], None]) -> None
                 partial.rename(target)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # MLX has none but the latter
         raise StartError(f"cannot import {path} into {target}: {error}") from error
 
 
@@ -129,7 +129,13 @@ def _write(path: Path, source: Path, folder: Path, report: Callable[[str], None]
     config = _config(metadata, tensors)
     end_tokens = _end_tokens(metadata)
     report("building the tokenizer")
-    _tokenizer(metadata).save(str(folder / "tokenizer.json"))
+    try:
+        tokenizer = _tokenizer(metadata).to_str(pretty=True)
+    except StartError:
+        raise
+    except Exception as error:  # the library has no other
+        raise StartError(f"{path} has a vocabulary of which no tokenizer can be made: {error}") from error
+    (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
     documents = {
         "config.json": config | {"eos_token_id": end_tokens},
         "generation_config.json": {"eos_token_id": end_tokens},

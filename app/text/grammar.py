@@ -15,6 +15,8 @@ from app.text.trial import LIMITS, STACK_BYTES, Kind, attempt, shortened
 
 MAX_CACHED = 32
 MAX_WAITING = 16
+# Text that a grammar leaves no choice in is expanded at once, and what goes on for ever breaks off somewhere beyond.
+MOST_FORCED_BYTES = 20_000
 
 
 class Matcher:
@@ -99,7 +101,11 @@ class Grammars:
             return reason
         compiled = LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=LIMITS)
         compiled.compute_bitmask()  # what is too complex for its first step is told now
-        return shortened(compiled.get_error()) if compiled.is_error() else Grammar(compiled)
+        if compiled.is_error():
+            return shortened(compiled.get_error())
+        if len(compiled.deep_copy().compute_ff_bytes()) > MOST_FORCED_BYTES:
+            return "it asks for a text without an end"
+        return Grammar(compiled)
 
 
 def _has_failed(future: Future[Grammar | str]) -> bool:
