@@ -12,10 +12,23 @@ from typing import Any
 
 import pytest
 
+from app.engine.gguf import embedded_gguf, imported_directory
 from tests.commanding import environment, mlxcel
 from tests.serving import ROOT, free_port
 
-NAMES = ["Python", "packages", "settings", "BLAS", "device", "model", "memory", "disk", "address", "open files"]
+NAMES = [
+    "Python",
+    "packages",
+    "settings",
+    "BLAS",
+    "device",
+    "model",
+    "memory",
+    "disk",
+    "files",
+    "address",
+    "open files",
+]
 
 
 def examined(*arguments: str, **settings: str) -> tuple[int, dict[str, Any]]:
@@ -55,12 +68,27 @@ def test_a_broken_model_fails_and_its_memory_is_not_guessed(tiny_model_dir: Path
     assert [name for name, check in checks.items() if check["verdict"] == "fail"] == ["model"]
 
 
+def test_a_damaged_import_is_told_with_its_folder(tmp_path: Path) -> None:
+    code, checks = examined(CACHE_DIR=str(tmp_path))
+    assert code == 0
+    made = imported_directory(embedded_gguf(), tmp_path)
+    made.mkdir()
+    code, checks = examined(CACHE_DIR=str(tmp_path))
+    assert code == 1
+    assert "damaged" in checks["model"]["found"]
+    assert str(made) in checks["model"]["remedy"]
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "said"),
     [
         ("BLAS", {"BLAS": "/nowhere/libblas.so"}, "MLXCEL_BLAS is /nowhere/libblas.so"),
         ("memory", {"KV_CACHE_BUDGET": "100000G"}, "102400000 MiB of KV budget"),
         ("disk", {"CACHE_DIR": "/dev/null/cache"}, "/dev/null/cache cannot be written"),
+        ("files", {"API_KEY_FILE": "/nowhere/keys"}, "MLXCEL_API_KEY_FILE=/nowhere/keys cannot be read"),
+        ("files", {"API_KEY_FILE": "/dev/null"}, "has no key in it"),
+        ("files", {"LOG_FILE": "/tmp"}, "MLXCEL_LOG_FILE=/tmp cannot be written"),
+        ("files", {"RECORD_DIR": "/dev/null/records"}, "MLXCEL_RECORD_DIR=/dev/null/records cannot be written"),
         ("address", {"HOST": "203.0.113.7"}, "203.0.113.7:"),
         ("address", {"SSL_CERT_FILE": "/nowhere", "SSL_KEY_FILE": "/nowhere"}, "MLXCEL_SSL_CERT_FILE=/nowhere"),
         ("model", {"MODEL": "/nowhere"}, "MLXCEL_MODEL=/nowhere"),

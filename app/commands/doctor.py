@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from app.api.keys import Keys
 from app.errors import AddressInUse, StartError
 from app.screen import printable
 from app.serve import check_certificate, free_address
@@ -36,6 +37,7 @@ REMEDIES = {
     "BLAS": "leave MLXCEL_BLAS and MLXCEL_BLAS_THREADS unset to have them chosen",
     "device": "leave MLXCEL_DEVICE unset; if MLX itself cannot be imported, install mlxcel again",
     "model": "name another one in MLXCEL_MODEL, or fetch it again; unset, it is the embedded model",
+    "files": "name another one, or see that this user may read it",
     "address": "set MLXCEL_HOST and MLXCEL_PORT, or the certificate and its key, to what this user may use here",
 }
 
@@ -89,6 +91,7 @@ def examine(model: str | None = None) -> Iterator[Check]:
     if model_check.verdict != "fail":
         yield _looked("memory", _memory, settings)
     yield _looked("disk", _disk, settings)
+    yield _looked("files", _files, settings)
     yield _looked("address", _address, settings)
     yield _looked("open files", _open_files, settings)
 
@@ -147,9 +150,17 @@ def _device(settings: Settings) -> tuple[Verdict, str, str]:
 
 
 def _model(settings: Settings) -> tuple[Verdict, str, str]:
+    from app.engine import gguf, preflight
+
     where = _model_path(settings)
     if where is None:
         return "warn", f"{settings.model} is not here yet", "the first start fetches it from the hub"
+    made = gguf.imported_directory(where, settings.cache_dir)
+    if where.is_file() and made.exists():
+        try:
+            preflight.check_files(str(made))
+        except StartError as error:
+            return "fail", f"the import of {where} is damaged: {error}", f"delete {made}: the next start makes it anew"
     return "ok", f"{where}, {_mib(_stored_bytes(where))}", ""
 
 
@@ -195,14 +206,33 @@ def _stored_bytes(model: Path) -> int:
 def _disk(settings: Settings) -> tuple[Verdict, str, str]:
     """Room for imports, recordings and history, in the cache folder or where it will be made."""
     folder = settings.cache_dir
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    there = _existing(folder)
+    if not _is_writable(there):
         return "fail", f"{folder} cannot be written", "name another folder in MLXCEL_CACHE_DIR"
     free_bytes = shutil.disk_usage(there).free
     found = f"{_mib(free_bytes)} free for {folder}"
     if free_bytes < MIN_FREE_DISK_BYTES:
         return "warn", found, "imported models go there: make room, or name another folder in MLXCEL_CACHE_DIR"
     return "ok", found, ""
+
+
+def _files(settings: Settings) -> tuple[Verdict, str, str]:
+    """What a start reads and writes beside the model. Raises StartError."""
+    keys = Keys((), settings.api_key_file)
+    if (log := settings.log_file) and (log.is_dir() or not _is_writable(_existing(log.parent))):
+        return "fail", f"MLXCEL_LOG_FILE={log} cannot be written", "name a file in a folder that this user may write to"
+    if (folder := settings.record_dir) and not _is_writable(_existing(folder)):
+        return "fail", f"MLXCEL_RECORD_DIR={folder} cannot be written", "name a folder that this user may write to"
+    return "ok", f"{len(keys.current())} keys in a file" if keys else "no file of keys", ""
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that is there."""
+    return next(each for each in (path, *path.absolute().parents) if each.exists())
+
+
+def _is_writable(folder: Path) -> bool:
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def _address(settings: Settings) -> tuple[Verdict, str, str]:
