@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from typing import NoReturn
 
 from app.commands import doctor, generate, import_gguf, models, replay, run, serve, simulate
@@ -78,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="mlxcel", description="OpenAI-compatible inference server on MLX.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"mlxcel {metadata.version('mlxcel')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     for name, command in COMMANDS.items():
         about = (command.__doc__ or "").splitlines()[0]

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -223,6 +224,12 @@ def test_an_import_is_listed_and_made_once(tmp_path: Path) -> None:
     lines = mlxcel("models", CACHE_DIR=folder).stdout.decode().splitlines()
     assert [line.split()[0] for line in lines] == [whole["name"], "half"]
     assert lines[0].endswith(str(target))
+
+
+def test_the_version_is_told() -> None:
+    done = mlxcel("--version")
+    assert done.returncode == 0
+    assert done.stdout.decode() == f"mlxcel {metadata.version('mlxcel')}\n"
 
 
 def test_every_command_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

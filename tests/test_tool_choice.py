@@ -80,7 +80,7 @@ def test_the_modes_are_those_of_openai() -> None:
         (named(None), NAMED),
         (named("c"), "tool_choice: 'c' is not among the tools"),
         (named("c" * 999), f"tool_choice: {'c' * 64!r} is not among the tools"),
-        ({"type": "allowed_tools"}, "tool_choice: the mode of allowed_tools must be auto or required"),
+        ({"type": "allowed_tools"}, "tool_choice: allowed_tools must be an object of that name, with mode and tools"),
         (allowed(["auto"], "a"), "tool_choice: the mode of allowed_tools must be auto or required"),
         (allowed("auto"), "tool_choice: the tools of allowed_tools must be a list with a function in it"),
         (allowed("auto", "a", 5), NAMED),

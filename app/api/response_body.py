@@ -195,4 +195,6 @@ def _chat_choice(choice: Any) -> Any:
 def _chat_function(choice: Any) -> Any:
     if not isinstance(choice, dict) or choice.get("type") != "function":
         return choice
+    if not isinstance(choice.get("name"), str):
+        raise InvalidRequest("tool_choice: a function must be named as type function with its name", "tool_choice")
     return {"type": "function", "function": {name: item for name, item in choice.items() if name != "type"}}

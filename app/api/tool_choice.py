@@ -48,7 +48,9 @@ def read_tool_choice(value: Any) -> CallRule:
 
 
 def _allowed(value: Any) -> CallRule:
-    if not isinstance(value, dict) or value.get("mode") not in MODES:
+    if not isinstance(value, dict):
+        raise _fault("allowed_tools must be an object of that name, with mode and tools")
+    if value.get("mode") not in MODES:
         raise _fault(f"the mode of allowed_tools must be {' or '.join(MODES)}")
     tools = value.get("tools")
     if not isinstance(tools, list) or not tools:
