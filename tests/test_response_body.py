@@ -73,7 +73,10 @@ def nested(depth: int) -> Any:
         ({"tool_choice": "maybe"}, "tool_choice: "),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice: "),
         ({"tool_choice": 5}, "tool_choice: "),
-        ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, "type function with its name"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "look"}}},
+            "tool_choice: a function must be named as ",
+        ),
         ({"repetition_penalty": 1, "repeat_penalty": 2}, "repeat_penalty: differs from repetition_penalty"),
     ],
 )
