@@ -142,9 +142,10 @@ def test_only_rows_that_draw_reach_the_output_head() -> None:
     engine.step(
         Plan(
             (
-                Row(0, tokens, 0, 4, (1, 2, 3), False, 9, SamplingParams()),
-                Row(1, tokens, 0, 9, (4, 5, 6), True, 9, SamplingParams()),
+                Row(0, tokens, 0, 4, (0,), False, 9, SamplingParams()),
+                Row(1, tokens, 0, 9, (1, 2, 3), True, 9, SamplingParams()),
+                Row(2, tokens, 0, 9, (4, 5, 6), True, 9, SamplingParams()),
             )
         )
     )
-    assert seen == [(1, 1, 64)]
+    assert seen == [(2, 1, 64)]
