@@ -197,8 +197,10 @@ def test_it_streams_and_a_stop_in_the_middle_cuts_nothing(container: Container) 
     assert len(events(container.http, 50)) == 52
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(events, container.http, 300)
-        while httpx.get(container.http.base_url.join("/health")).json()["batch"]["active_sequences"] == 0:
+        health = container.http.base_url.join("/health")
+        while not running.done() and httpx.get(health).json()["batch"]["active_sequences"] == 0:
             time.sleep(0.02)
+        assert not running.done(), running.result()
         container.podman("stop", "--time=90", "server")
         told = running.result()
     assert (len(told), told[-1]) == (302, "[DONE]")
