@@ -70,10 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return EXIT_PIPE
     except OSError as error:  # a full disk, a folder that is not there: what it was written to is named
-        print(
-            f"mlxcel: {printable(': '.join(filter(None, (error.filename, error.strerror or str(error)))))}",
-            file=sys.stderr,
-        )
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(f"mlxcel: {printable(where + (error.strerror or str(error)))}", file=sys.stderr)
         return EXIT_FAILED
 
 

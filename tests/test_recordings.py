@@ -87,7 +87,7 @@ def test_a_worker_dumps_when_a_step_or_its_loop_fails(tmp_path: Path, failure: E
 def test_replay_says_that_it_is_the_same_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "r.json"
     path.write_text(json.dumps(to_json(drive(5, num_ticks=120, ticks_kept=1000))))
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: it is in the extra `load`")
     assert main(["replay", str(path), "--width", "40", "--plot", str(tmp_path / "r.svg")]) == 0
     said = capsys.readouterr().out
     assert "ticks 0 to 119" in said
@@ -111,7 +111,7 @@ def test_replay_names_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_simulate_answers_how_many_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: it is in the extra `load`")
     command = "simulate --generate bursty --requests 200 --rate 3 --hosts 1-16 --slots 8 --ttft 2"
     assert main([*command.split(), "--json", str(tmp_path / "o.json"), "--plot", str(tmp_path / "o.svg")]) == 0
     said = capsys.readouterr().out
