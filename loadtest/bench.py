@@ -86,6 +86,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64, help="new tokens")
     parser.add_argument("--no-peer", dest="peer", action="store_false", help="measure this server alone")
     parser.add_argument("--no-stock", dest="stock", action="store_false", help="leave out the peer without a BLAS")
+    parser.add_argument("--no-mixed", dest="mixed", action="store_false", help="leave out the mixed lengths")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench")
     return parser.parse_args()
 
@@ -125,7 +126,8 @@ def _workloads(options: argparse.Namespace, round_: int) -> dict[str, list[Ask]]
         f"C={level}": equal_wave(level, options.prompt, options.tokens, seed=1000 * round_ + level)
         for level in options.concurrency
     }
-    loads[MIXED] = mixed_wave(16, 20, 800, 2.0, options.tokens, seed=1000 * round_)
+    if options.mixed:
+        loads[MIXED] = mixed_wave(16, 20, 800, 2.0, options.tokens, seed=1000 * round_)
     return loads
 
 

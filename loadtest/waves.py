@@ -16,6 +16,7 @@ from loadtest.contestants import Running
 from loadtest.stream import Stream
 
 END_TOKENS = {"0": -100, "2": -100}
+CONNECT_ATTEMPTS = 5  # the peer's listen queue holds five: of sixteen that come at once it may cut some off
 WORDS = ("river", "stone", "window", "garden", "market", "engine", "letter", "winter", "bridge", "candle", "forest")
 
 
@@ -104,6 +105,14 @@ async def _run(server: Running, asks: Sequence[Ask]) -> Wave:
 
 async def _send(http: httpx.AsyncClient, model: str, ask: Ask, began_s: float) -> Outcome:
     await asyncio.sleep(max(0.0, began_s + ask.at_s - time.perf_counter()))
-    stream = Stream()
-    await stream.run(http, model, ask.prompt, ask.max_tokens, logit_bias=END_TOKENS)
+    sent_s = time.perf_counter()
+    for attempt in range(CONNECT_ATTEMPTS):
+        stream = Stream()
+        try:
+            await stream.run(http, model, ask.prompt, ask.max_tokens, logit_bias=END_TOKENS)
+            break
+        except httpx.TransportError:
+            if stream.moments_s or attempt + 1 == CONNECT_ATTEMPTS:
+                raise
+    stream.sent_s = sent_s
     return Outcome(stream.sent_s - began_s, stream.ttft_s, stream.end_s, stream.num_tokens)

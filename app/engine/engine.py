@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from app.engine.attention import Geometry, install_seam, layer_caches
 from app.engine.fixed import AnyShape, FixedShapes, Piece, prove
 from app.engine.head import HeadRows
 from app.engine.kernels import LEAST_TOKENS, on_cpu, quicken
 from app.engine.loader import LoadedModel, free_bytes, one_line
+from app.engine.pages import use_huge_pages
 from app.engine.probe import TOLERANCE, Probe
 from app.engine.sampler import Drawing, draw_rows
 from app.engine.storage import PagedStorage
@@ -69,6 +71,8 @@ class Engine:
             self._check(probe, loaded)
         self._use_pool(num_blocks, block_size)
         _evaluate(self._storage.arrays())
+        if on_cpu():
+            use_huge_pages([*(array for _, array in tree_flatten(self._model.parameters())), *self._storage.arrays()])
 
     @property
     def pool_bytes(self) -> int:
