@@ -20,7 +20,8 @@ class Kind:
     """One kind of user. Prompts have about ``num_prompt`` tokens (a range: drawn anew for each), of which the first
     ``num_shared`` are the same for all; answers have ``num_new``.
 
-    A user asks, waits ``think_s``, and asks again; with ``once`` it asks a single time. With ``rate_per_s`` it does not
+    A user asks, waits ``think_s``, and asks again; with ``once`` it asks a single time, at a random moment of the first
+    ``within_s``. With ``rate_per_s`` it does not
     wait for answers: requests leave at random moments (Poisson) at that rate, however many are open. ``chat`` asks
     ``num_turns`` times in one conversation. ``leave`` hangs up after a time drawn from ``stays_s``.
     """
@@ -35,6 +36,7 @@ class Kind:
     priority: int = 0
     think_s: float = 0.0
     once: bool = False
+    within_s: float = 0.0
     rate_per_s: float | None = None
     stays_s: tuple[float, float] = (0.0, 0.0)
 

@@ -61,6 +61,8 @@ class ScenarioUser(User):
         self._random = random.Random(self.id)
         self._open = Group()
         self._pause_s = 0.0
+        if self.kind.within_s:
+            gevent.sleep(self._random.uniform(0.0, self.kind.within_s))
         self._next_s = time.perf_counter() + self._until_next()
 
     def on_stop(self) -> None:
