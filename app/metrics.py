@@ -29,6 +29,8 @@ class Observed(Protocol):
 
     @property
     def bytes_per_block(self) -> int: ...
+    @property
+    def decode_path(self) -> str: ...
     def snapshot(self) -> Snapshot: ...
     def tick_age_s(self) -> float: ...
 
@@ -137,9 +139,9 @@ class SnapshotCollector(Collector):
         for name, text, count in LLAMA_COUNTERS:
             yield CounterMetricFamily(f"llamacpp:{name}", text, value=count(snapshot))
         yield GaugeMetricFamily("mlxcel_tick_age_seconds", "Age of the running tick.", value=self.service.tick_age_s())
-        text = "Always 1; the labels tell the version and the fingerprint of the settings."
-        build = GaugeMetricFamily("mlxcel_build_info", text, labels=["version", "fingerprint"])
-        build.add_metric(self.build, 1)
+        text = "Always 1; the labels tell the version, the fingerprint of the settings, and how the model is decoded."
+        build = GaugeMetricFamily("mlxcel_build_info", text, labels=["version", "fingerprint", "decode_path"])
+        build.add_metric([*self.build, self.service.decode_path], 1)
         yield build
 
 

@@ -34,6 +34,7 @@ from app.traces import PREFIX, traced
 from app.worker import Worker
 
 if TYPE_CHECKING:
+    from app.engine.dense import DenseEngine
     from app.engine.engine import Engine
     from app.engine.loader import LoadedModel
 
@@ -89,7 +90,7 @@ class Runtime:
         """Write the last ticks to a file."""
         self._recordings.dump("asked")
 
-    def _load(self) -> tuple[Engine, Scheduler]:
+    def _load(self) -> tuple[Engine | DenseEngine, Scheduler]:
         """Runs on the engine thread, which alone may import MLX: the BLAS has to be there before it."""
         from app.engine import blas, preflight
 
@@ -104,8 +105,7 @@ class Runtime:
 
         if settings.device == "cpu" or kernels.on_cpu():
             preflight.check_memory(settings.kv_cache_budget, stored_bytes)
-        from app.engine import loader
-        from app.engine.engine import Engine
+        from app.engine import loader, paths
 
         loader.set_device(settings.device)
         loader.limit_memory(settings.cache_limit, settings.wired_limit)
@@ -117,34 +117,52 @@ class Runtime:
         block_size = settings.kv_block_size or (64 if kernels.on_cpu() else 32)
         size = size_pool(
             settings.kv_cache_budget,
-            bytes_per_token=loaded.kv_bytes_per_token,
+            bytes_per_token=loaded.kept.bytes_per_token,
             block_size=block_size,
             num_slots=settings.batch_rows,
             window_tokens=n_ctx,
             available_bytes=loader.memory_bytes(),
             weight_bytes=loaded.weight_bytes,
+            slot_bytes=loaded.kept.bytes_besides,
         )
         log.info("%s", size.explain)
         began_s = time.monotonic()
         loader.read_weights(loaded)
         log.info("%.1f MiB of weights loaded in %.1f s", loaded.weight_bytes / 2**20, time.monotonic() - began_s)
-        engine = Engine(loaded, size.num_blocks, block_size, settings.sdpa_deterministic)
-        log.info("Model %s decode path: native batched forward (%s)", loaded.path.name, loaded.decode_path)
-        if settings.draft_kind != "none" and not _speculates(settings):
-            log.warning("MLXCEL_DRAFT_KIND=%s has no effect in deterministic mode", settings.draft_kind)
+        engine = paths.open_engine(
+            loaded, size.num_blocks, block_size, settings.decode_storage_backend, settings.sdpa_deterministic
+        )
+        log.info("Model %s decode path: %s", loaded.path.name, _explained(engine.decode_path))
         most_tokens = n_ctx if settings.kv_cache_budget == "none" else size.num_blocks * block_size
         if most_tokens < n_ctx:
             log.warning("the KV budget holds less than a window of %d tokens: a slot has %d", n_ctx, most_tokens)
-        self._open(loaded, min(n_ctx, most_tokens), most_tokens, loaded.kv_bytes_per_token * block_size)
-        lookahead = {"auto": not kernels.on_cpu(), "on": True, "off": False}[settings.decode_lookahead]
+        drafter = self._drafter(engine.is_paged)
+        self._open(loaded, engine.decode_path, min(n_ctx, most_tokens), most_tokens, block_size, drafter is not None)
+        wanted = {"auto": not kernels.on_cpu(), "on": True, "off": False}[settings.decode_lookahead]
+        lookahead = wanted and engine.is_paged
         log.info("a decode step is submitted %s the last one is read", "before" if lookahead else "after")
-        return engine, self._scheduler(size.num_blocks, block_size, lookahead)
+        return engine, self._scheduler(size.num_blocks, block_size, lookahead, engine.is_paged, drafter)
 
-    def _scheduler(self, num_blocks: int, block_size: int, lookahead: bool) -> Scheduler:
+    def _drafter(self, is_paged: bool) -> PromptLookup | None:
+        """Not in deterministic mode, where who else decodes must not show: it decides on whether a row proposes, and so
+        on how its tokens are computed."""
+        settings = self._settings
+        if settings.draft_kind == "none":
+            return None
+        if is_paged and not settings.sdpa_deterministic:
+            return PromptLookup()
+        why = "in deterministic mode" if is_paged else "on this decode path"
+        log.warning("MLXCEL_DRAFT_KIND=%s has no effect %s", settings.draft_kind, why)
+        return None
+
+    def _scheduler(
+        self, num_blocks: int, block_size: int, lookahead: bool, is_paged: bool, drafter: PromptLookup | None
+    ) -> Scheduler:
         settings = self._settings
         pool = BlockPool(num_blocks)
         ttl_s = settings.prompt_cache_ttl or None
-        cache = PrefixCache(pool, block_size, settings.prompt_cache, settings.prompt_cache_min_prefix, ttl_s)
+        shares = settings.prompt_cache and is_paged
+        cache = PrefixCache(pool, block_size, shares, settings.prompt_cache_min_prefix, ttl_s)
         config = SchedulerConfig(
             num_slots=settings.batch_rows,
             max_batch_size=settings.batch_rows,
@@ -161,13 +179,14 @@ class Runtime:
             lookahead=lookahead,
         )
         tables = BlockTables(pool, cache, block_size)
-        drafter = PromptLookup() if _speculates(settings) else None
         if not settings.record_ticks:
             return Scheduler(config, tables, drafter)
         self._recordings.scheduler = RecordedScheduler(config, tables, settings.record_ticks, drafter)
         return self._recordings.scheduler
 
-    def _open(self, loaded: LoadedModel, n_ctx: int, most_tokens: int, bytes_per_block: int) -> None:
+    def _open(
+        self, loaded: LoadedModel, decode_path: str, n_ctx: int, most_tokens: int, block_size: int, speculates: bool
+    ) -> None:
         card = ModelCard(
             ids=self._settings.model_alias or (_name(self._settings, loaded.path),),
             path=str(loaded.path),
@@ -175,16 +194,16 @@ class Runtime:
             n_ctx=n_ctx,
             most_tokens=most_tokens,
             vocab_size=loaded.vocab_size,
-            bytes_per_block=bytes_per_block,
+            bytes_per_block=loaded.kept.bytes_per_token * block_size,
             end_tokens=loaded.end_tokens,
             default_sampling=_default_sampling(loaded.generation_config),
             chat_template=str(loaded.tokenizer.chat_template or ""),
-            speculative=_speculates(self._settings),
+            speculative=speculates,
             infill=infill_of(loaded.tokenizer),
             props={
                 "build_info": f"mlxcel-{VERSION}-{self._settings.fingerprint}",
                 "model_family": loaded.config.get("model_type"),
-                "decode_path": loaded.decode_path,
+                "decode_path": decode_path,
             },
         )
         text = ChatText(loaded.tokenizer, loaded.end_tokens)
@@ -192,10 +211,11 @@ class Runtime:
         self.service.open(card, text, Vocabulary(loaded.tokenizer), grammars, dialect_of(loaded.tokenizer))
 
 
-def _speculates(settings: Settings) -> bool:
-    """Not in deterministic mode, where who else decodes must not show: it decides on whether a row proposes, and so on
-    how its tokens are computed."""
-    return settings.draft_kind != "none" and not settings.sdpa_deterministic
+def _explained(decode_path: str) -> str:
+    """A path as the log has it: whether many requests make more tokens together, and by what."""
+    if decode_path == "per-row fallback":
+        return "per-row fallback (aggregate decode throughput will not scale with MLXCEL_N_PARALLEL)"
+    return f"native batched forward ({decode_path})"
 
 
 def _window(settings: Settings, loaded: LoadedModel) -> int:

@@ -258,6 +258,11 @@ class Service:
     def bytes_per_block(self) -> int:
         return 0 if self._model is None else self._model[0].bytes_per_block
 
+    @property
+    def decode_path(self) -> str:
+        """How the model is decoded, for people to read; empty until it is loaded."""
+        return "" if self._model is None else str(self._model[0].props.get("decode_path", ""))
+
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         return self._loaded()[1].encode(text, add_special, parse_special)
 

@@ -115,7 +115,7 @@ class Settings(BaseSettings):
     max_batch_prefill: int = Field(4, ge=1, description="most prompts that prefill in one tick")
     max_batch_prefill_tokens: int | None = Field(None, ge=0, description="most tokens in it; 0: no cap; unset: derived")
 
-    decode_storage_backend: StorageBackend = Field("auto", description="auto or paged")
+    decode_storage_backend: StorageBackend = Field("auto", description="auto, dense or paged: docs/models.md")
     kv_block_size: int | None = Field(None, ge=1, le=4096, description="tokens a block; unset: 64 on CPU, 32 elsewhere")
     kv_cache_budget: Annotated[int | Literal["auto", "none"], BeforeValidator(parse_budget)] = Field(
         "auto", description="bytes of the block pool (K, M, G), `auto`, or `none` (also 0) for no bound"

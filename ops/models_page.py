@@ -22,35 +22,39 @@ at its caches and by a probe, and never by this table; the log and `decode_path`
 
 | path | families | |
 |---|---|---|
-| ragged paged | {num_served} | one forward a tick over rows of any length, prompts in chunks, shared prefixes |
+| ragged paged | {num_ragged} | one forward a tick over rows of any length, prompts in chunks, shared prefixes |
+| dense native batched | {num_batched} | one forward a tick for all rows that draw, prompts in chunks, each on its own |
+| per-row fallback | {num_rows} | a forward for each row: many requests make no more tokens together than one |
 | refused | {num_refused} | the server does not start, and says why in one line |
 | untried | {num_untried} | there is no tiny model, for the reason given |
 
 All differences are the largest of any logit, as a part of the largest logit, in float32 on a CPU. What is above
 {tolerance:g} is in bold.
 
-## Served
+The difference is that of a path from the model's own forward of a whole prompt, with four prompts that join one after
+the other and are read one to four tokens at a time.
 
-The difference is that of the ragged step from the model's own forward, with four prompts that join one after the other
-and are read one to four tokens at a time.
+## Ragged paged
 
 A layer with a sliding window keeps a `RotatingKVCache` in mlx-lm, which drops what lies behind the window. Here the
 blocks behind it stay until the request ends, like those of other layers, and attention skips them: such a layer costs
 the time of its window and the memory of the whole context, and prefixes are shared as in any other model. Where mask
 and cache of a model disagree on its window, by a token in plamo3, the mask counts.
 
-{served}
+{ragged}
+## From mlx-lm's own caches
+
+Families whose layers keep a state that is not keys and values of single tokens, or that attend without asking for the
+function which this server takes the place of. Each request has mlx-lm's caches of its own while its prompt is read.
+Where those can be merged, all rows that draw then share one forward; their caches are padded to the longest. Prefixes
+are not shared on these two paths, nothing is speculated, no step is submitted ahead, and deterministic mode is refused.
+Blocks are counted all the same, for admission: what a token takes, and what a request takes besides, is looked at
+when the model is loaded. `MLXCEL_DECODE_STORAGE_BACKEND=dense` chooses this way for any model, `paged` rules it out.
+
+{dense}
 ## Refused
 
-What mlx-lm itself can do with these is what there is to build on. *Batch*: the difference of its own batches from each
-row alone, while rows are merged, join, leave and go on alone; or the operation on caches that failed. *Chunks*: the
-difference of a prompt read three tokens at a time from the same read at once. *Prefix*: what a later request could take
-over: caches that can be trimmed to where two prompts part, or only the whole state at the end of one.
-
 {refused}
-What the caches of these can do in a batch:
-
-{operations}
 ## Untried
 
 {untried}"""
@@ -59,30 +63,33 @@ What the caches of these can do in a batch:
 def render_page() -> str:
     """The text of docs/models.md."""
     document = json.loads(COVERAGE.read_text())
-    served, refused, untried = (
-        {name: entry for name, entry in document["families"].items() if entry["path"] == path}
-        for path in ("ragged paged", "refused", "untried")
+    entries = document["families"].items()
+    ragged, batched, rows, refused, untried = (
+        {name: entry for name, entry in entries if entry["path"] == path}
+        for path in ("ragged paged", "dense native batched", "per-row fallback", "refused", "untried")
     )
-    operations = dict(sorted(pair for entry in refused.values() for pair in entry["operations"].items()))
     return PAGE_TEXT.format(
         version=document["mlx_lm"],
-        num_served=len(served),
+        num_ragged=len(ragged),
+        num_batched=len(batched),
+        num_rows=len(rows),
         num_refused=len(refused),
         num_untried=len(untried),
         tolerance=TOLERANCE,
-        served=_table(
+        ragged=_table(
             ("family", "layers keep", "difference"),
-            [(name, _caches(entry), _number(entry["parity"])) for name, entry in served.items()],
+            [(name, _caches(entry), _number(entry["parity"])) for name, entry in ragged.items()],
         ),
-        refused=_table(
-            ("family", "layers keep", "refused because", "batch", "chunks", "prefix"),
+        dense=_table(
+            ("family", "layers keep", "path", "difference", "not on a better path because"),
             [
-                (name, _caches(entry), entry["why"], _batch(entry), _number(entry["chunks"]), entry["prefix"])
-                for name, entry in refused.items()
+                (name, _caches(entry), entry["path"], _number(entry["parity"]), _why(entry))
+                for name, entry in sorted((batched | rows).items(), key=lambda item: item[0].lower())
             ],
         ),
-        operations=_table(
-            ("cache", "operations"), [(cache, ", ".join(each) or "none") for cache, each in operations.items()]
+        refused=_table(
+            ("family", "layers keep", "because"),
+            [(name, _caches(entry), _why(entry)) for name, entry in refused.items()],
         ),
         untried=_table(("family", "why"), [(name, entry["why"]) for name, entry in untried.items()]),
     )
@@ -97,8 +104,8 @@ def _caches(entry: dict[str, Any]) -> str:
     return ", ".join(entry["caches"])
 
 
-def _batch(entry: dict[str, Any]) -> str:
-    return _number(entry["parity"]) if "parity" in entry else entry["unbatchable"]
+def _why(entry: dict[str, Any]) -> str:
+    return "; ".join(f"{path}: {why}" for path, why in entry["why"].items())
 
 
 def _number(digit: str) -> str:

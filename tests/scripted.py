@@ -83,6 +83,7 @@ class ScriptedService:
     snap: Snapshot = IDLE
     tick_timeout_s: float = 600.0
     bytes_per_block: int = 1000
+    decode_path: str = "by script"
     card: ModelCard = CARD
     asked: list[tuple[Any, Ask, Any]] = field(default_factory=list)
     num_resets: int = 0

@@ -106,7 +106,7 @@ def test_sliding_layers_of_rows_that_are_requeued_or_leave(family: str) -> None:
 
 def test_a_family_with_another_cache_is_refused_by_name() -> None:
     with pytest.raises(StartError, match="'mamba' cannot be served yet: its layers keep ArraysCache"):
-        loaded("mamba", build("mamba"))
+        Engine(loaded("mamba", build("mamba")), num_blocks=8, block_size=4)
 
 
 def test_a_family_that_passes_the_seam_by_is_refused_by_name() -> None:
@@ -119,9 +119,9 @@ def test_a_window_that_is_not_the_models_is_refused(monkeypatch: pytest.MonkeyPa
     """A prompt longer than the window is tried at start. Here the model is not heard, and its caches are off by one."""
     monkeypatch.setattr(LayerCache, "make_mask", lambda *_, **__: None)
     model = loaded("gemma3_text", build("gemma3_text"))
-    shapes = tuple(replace(shape, window=shape.window and shape.window + 1) for shape in model.layer_shapes)
+    shapes = tuple(replace(shape, window=shape.window and shape.window + 1) for shape in model.kept.shapes)
     with pytest.raises(StartError, match="'gemma3_text' cannot be served yet: its ragged logits differ"):
-        Engine(replace(model, layer_shapes=shapes), num_blocks=8, block_size=4)
+        Engine(replace(model, kept=replace(model.kept, shapes=shapes)), num_blocks=8, block_size=4)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_window_that_is_not_the_models_is_refused(monkeypatch: pytest.MonkeyPa
     [("llama", "ragged paged"), ("gemma3_text", "ragged paged, 2 of 3 layers see the last 8 tokens")],
 )
 def test_the_path_is_said(family: str, path: str) -> None:
-    assert loaded(family, build(family)).decode_path == path
+    assert Engine(loaded(family, build(family)), num_blocks=8, block_size=4).decode_path == path
 
 
 def test_only_rows_that_draw_reach_the_output_head() -> None:

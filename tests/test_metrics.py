@@ -86,7 +86,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
         ("prompt_cache_evictions_total", {"reason": "lru"}, 18),
         ("prompt_cache_evictions_total", {"reason": "ttl"}, 19),
         ("tick_age_seconds", {}, 2.5),
-        ("build_info", {"version": "1.2.3", "fingerprint": "c0ffee"}, 1),
+        ("build_info", {"version": "1.2.3", "fingerprint": "c0ffee", "decode_path": "by script"}, 1),
     ],
 )
 def test_the_snapshot_is_what_a_scrape_reads(name: str, labels: dict[str, str], number: float) -> None:

@@ -217,8 +217,10 @@ def test_ctx_size_is_a_total(environ: dict[str, str], window: int) -> None:
         ({"MLXCEL_NO_BATCH": "1", "MLXCEL_N_PARALLEL": "2"}, ["MLXCEL_NO_BATCH", "MLXCEL_N_PARALLEL"]),
         ({"MLXCEL_SSL_CERT_FILE": "/c"}, ["MLXCEL_SSL_CERT_FILE needs MLXCEL_SSL_KEY_FILE"]),
         ({"MLXCEL_SSL_KEY_FILE": "/k"}, ["MLXCEL_SSL_KEY_FILE needs MLXCEL_SSL_CERT_FILE"]),
-        ({"MLXCEL_DECODE_STORAGE_BACKEND": "Dense"}, ["MLXCEL_DECODE_STORAGE_BACKEND", "dense does not exist yet"]),
-        ({"MLXCEL_DECODE_STORAGE_BACKEND": "disk"}, ["MLXCEL_DECODE_STORAGE_BACKEND='disk'", "'auto' or 'paged'"]),
+        (
+            {"MLXCEL_DECODE_STORAGE_BACKEND": "disk"},
+            ["MLXCEL_DECODE_STORAGE_BACKEND='disk'", "'auto', 'dense' or 'paged'"],
+        ),
         ({"MLXCEL_DRAFT_KIND": "mtp"}, ["MLXCEL_DRAFT_KIND", "mtp does not exist yet"]),
         ({"MLXCEL_DRAFT_KIND": "DFlash"}, ["MLXCEL_DRAFT_KIND", "dflash does not exist yet"]),
         ({"MLXCEL_DRAFT_KIND": "guess"}, ["MLXCEL_DRAFT_KIND='guess'", "must be 'none' or 'prompt-lookup'"]),

@@ -6,7 +6,6 @@ import gc
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -15,35 +14,24 @@ from app.engine.attention import Geometry, install_seam, layer_caches
 from app.engine.fixed import AnyShape, FixedShapes, Piece, prove
 from app.engine.head import HeadRows
 from app.engine.kernels import LEAST_TOKENS, on_cpu, quicken
-from app.engine.loader import LoadedModel, free_bytes, one_line
+from app.engine.loader import LoadedModel, free_bytes
 from app.engine.pages import use_huge_pages
-from app.engine.probe import TOLERANCE, Probe
-from app.engine.sampler import Drawing, draw_rows
+from app.engine.probe import Probe, refused
+from app.engine.sampler import draw_rows
+from app.engine.step import InFlight
 from app.engine.storage import PagedStorage
 from app.engine.tails import Tails
 from app.errors import EngineFault, StartError
-from app.scheduler.plan import Draw, Plan, Result, Row
+from app.scheduler.plan import Plan, Result, Row
 
 log = logging.getLogger("mlxcel.engine")
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """A submitted step: what it will draw, and the rows that have failed already, as in ``Result``. ``astray`` are the
-    requests whose row has started from another token than was drawn in the step before."""
-
-    drawing: Drawing | None
-    failures: dict[int, str]
-    astray: set[int] = field(default_factory=set)
-
-    def following(self, rows: Sequence[Row]) -> mx.array:
-        """As ``Drawing.following``."""
-        return mx.zeros(len(rows), mx.uint32) if self.drawing is None else self.drawing.following(rows)
 
 
 class Engine:
     """Owns model and block pool. Use it from the thread that made it: MLX arrays do not cross threads before they are
     evaluated."""
+
+    is_paged = True
 
     def __init__(self, loaded: LoadedModel, num_blocks: int, block_size: int, deterministic: bool = False) -> None:
         """Allocate the pool once and prove the model on it. ``deterministic``: see ``app.engine.fixed``.
@@ -52,12 +40,15 @@ class Engine:
             StartError: the ragged step does not give this family's logits, the pool does not fit into memory, or no
                 size of a forward is deterministic.
         """
+        if not loaded.kept.shapes:
+            kept = ", ".join(loaded.kept.names)
+            raise refused(loaded, f"its layers keep {kept}, not keys and values alone")
         self._model = loaded.model
-        self._shapes = loaded.layer_shapes
+        self._shapes = loaded.kept.shapes
         self._tails: Tails | None = None  # while steps are submitted ahead, and until the pool has what they hold
         self._last: InFlight | None = None  # the step submitted last, until it is finished
         self._unclean: list[int] = []  # blocks that may hold what is no number
-        probe = Probe(self._model, loaded.vocab_size, self._shapes)
+        probe = Probe.of_blocks(loaded)
         install_seam(self._model)
         self._head = HeadRows(self._model)
         self._cuts: AnyShape | FixedShapes = AnyShape()
@@ -73,6 +64,14 @@ class Engine:
         _evaluate(self._storage.arrays())
         if on_cpu():
             use_huge_pages([*(array for _, array in tree_flatten(self._model.parameters())), *self._storage.arrays()])
+
+    @property
+    def decode_path(self) -> str:
+        """How rows are decoded, for people to read."""
+        windows = [shape.window for shape in self._shapes if shape.window is not None]
+        sizes = " or ".join(map(str, sorted(set(windows))))
+        sliding = f", {len(windows)} of {len(self._shapes)} layers see the last {sizes} tokens" if windows else ""
+        return f"ragged paged{sliding}"
 
     @property
     def pool_bytes(self) -> int:
@@ -115,27 +114,20 @@ class Engine:
 
     def finish_rows(self, step: InFlight) -> Result:
         """Wait for a submitted step and read what it drew. Raises as ``step``."""
-        drawing, failures = step.drawing, dict(step.failures)
-        draws: dict[int, tuple[Draw, ...]] = {}
         try:
-            _evaluate([*self._storage.arrays(), *(drawing.arrays() if drawing else ())])
-            if drawing is not None:
-                for row, draw in zip(drawing.rows, drawing.read(), strict=True):
-                    draws[row.request_id] = (*draws.get(row.request_id, ()), draw)
-                for row in drawing.unsound():
-                    draws.pop(row.request_id, None)
-                    failures[row.request_id] = "its logits are not finite numbers"
-                    self._unclean += row.blocks
-                if self._last is not None and self._last is not step:
-                    self._last.astray.update(row.request_id for row in drawing.redrawn)
+            _evaluate([*self._storage.arrays(), *step.arrays()])
+            result = step.read()
+            self._unclean += [block for row in step.unsound() for block in row.blocks]
+            if step.drawing is not None and self._last is not None and self._last is not step:
+                self._last.astray.update(row.request_id for row in step.drawing.redrawn)
         except Exception as error:
             raise self._fault(error) from error
         if self._last is step:
             self._last = None
         for request_id in step.astray:
-            draws.pop(request_id, None)
-            failures.pop(request_id, None)
-        return Result(draws, failures)
+            result.draws.pop(request_id, None)
+            result.failures.pop(request_id, None)
+        return result
 
     def resize(self, num_blocks: int) -> int:
         """Grow the pool to ``num_blocks`` if memory allows; returns its number of blocks then. Raises as ``step``.
@@ -231,24 +223,14 @@ class Engine:
         """Raises StartError where the step does not give the model's own logits."""
         self._use_pool(probe.num_blocks, probe.BLOCK_SIZE)
         try:
-            apart = probe.compare(self.logits)
-        except Exception as error:
-            reason = str(error) if isinstance(error, NotImplementedError) else one_line(error)
-            raise StartError(f"{_family(loaded)} cannot be served yet: {reason}") from error
-        allowed = TOLERANCE.get(self._shapes[0].dtype, TOLERANCE[mx.bfloat16])
-        if apart > allowed:
-            raise StartError(
-                f"{_family(loaded)} cannot be served yet: its ragged logits differ from the plain ones by"
-                f" {apart:.1e} of the largest (allowed {allowed:.0e})"
-            )
+            probe.check(self.logits, loaded, "ragged")
+        except StartError:
+            self._head.aim(None)  # another engine may serve the model
+            raise
 
     def _fault(self, error: Exception) -> EngineFault:
         self._use_pool(self._storage.num_blocks, self._storage.block_size)
         return EngineFault(f"{type(error).__name__}: {error}")
-
-
-def _family(loaded: LoadedModel) -> str:
-    return f"model family '{loaded.config.get('model_type', 'unknown')}'"
 
 
 def _evaluate(arrays: Sequence[mx.array]) -> None:

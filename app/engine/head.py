@@ -15,7 +15,7 @@ class HeadRows:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._rows = mx.array([0])
+        self._rows: mx.array | None = None
         self._picked = False
         for part in list(model.modules()):
             if isinstance(head := part.get("lm_head"), nn.Module):
@@ -23,14 +23,14 @@ class HeadRows:
             elif hasattr(part, "as_linear"):
                 part.as_linear = self._before(part.as_linear)
 
-    def aim(self, rows: mx.array) -> None:
-        """Pick ``rows [R]`` of the next forward's ``[T, 1, dim]``."""
+    def aim(self, rows: mx.array | None) -> None:
+        """Pick ``rows [R]`` of the next forward's ``[T, 1, dim]``; None: nothing is picked any more."""
         self._rows = rows
         self._picked = False
 
     def pick(self, hidden: mx.array) -> mx.array:
         self._picked = True
-        return hidden[self._rows]
+        return hidden if self._rows is None else hidden[self._rows]
 
     def finish(self, logits: mx.array) -> mx.array:
         """Logits of the forward to ``[R, vocab]``."""

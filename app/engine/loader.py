@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,35 +14,24 @@ from huggingface_hub import snapshot_download
 from mlx.utils import tree_flatten, tree_map
 
 from app.engine import gguf
+from app.engine.caches import Kept, file_limit_kept, look
 from app.engine.kernels import on_cpu
 from app.engine.preflight import system_memory_bytes
-from app.engine.storage import LayerShape
 from app.errors import StartError
 
 log = logging.getLogger("mlxcel.engine")
 
+RECURRENT_WINDOW = 1 << 17  # tokens; a purely recurrent model has no bound of its own
 HUB_FILES = ["*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
 
 
-@contextmanager
-def _file_limit_kept() -> Iterator[None]:
-    """Importing mlx_lm lowers RLIMIT_NOFILE to (2048, 4096) for good: too few files for a server with many clients."""
-    set_limit = resource.setrlimit
-    resource.setrlimit = lambda *_: None
-    try:
-        yield
-    finally:
-        resource.setrlimit = set_limit
-
-
-with _file_limit_kept():
-    from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+with file_limit_kept():
     from mlx_lm.utils import dequantize_model, load_adapters, load_model, load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """``window`` is the most tokens a request may hold; ``layer_shapes`` is what each layer keeps of one token."""
+    """``window`` is the most tokens a request may hold."""
 
     model: nn.Module
     tokenizer: Any
@@ -53,25 +39,13 @@ class LoadedModel:
     path: Path
     window: int
     vocab_size: int
-    layer_shapes: tuple[LayerShape, ...]
+    kept: Kept
     end_tokens: frozenset[int]
     generation_config: dict[str, Any] = field(default_factory=dict)
 
     @property
     def weight_bytes(self) -> int:
         return sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return sum(shape.bytes_per_token for shape in self.layer_shapes)
-
-    @property
-    def decode_path(self) -> str:
-        """How it is decoded, for people to read."""
-        windows = [shape.window for shape in self.layer_shapes if shape.window is not None]
-        sizes = " or ".join(map(str, sorted(set(windows))))
-        sliding = f", {len(windows)} of {len(self.layer_shapes)} layers see the last {sizes} tokens" if windows else ""
-        return f"ragged paged{sliding}"
 
 
 def set_device(device: str) -> None:
@@ -84,6 +58,8 @@ def set_device(device: str) -> None:
         raise StartError("MLXCEL_DEVICE=gpu: MLX finds no GPU here; allowed: auto, cpu")
     if device != "auto":
         mx.set_default_device(mx.Device(mx.cpu if device == "cpu" else mx.gpu))
+    if on_cpu():
+        mx.disable_compile()  # on a CPU it starts a C++ compiler, which need not be there
 
 
 def device_name() -> str:
@@ -180,6 +156,11 @@ def load(path: Path, weight_dtype: str, adapter: Path | None = None) -> LoadedMo
             f"too little memory: the weights at {path} take {needed / 2**20:.1f} MiB,"
             f" and {available / 2**20:.1f} MiB are available"
         )
+    try:
+        kept = look(model)
+    except Exception as error:
+        family = config.get("model_type", "unknown")
+        raise StartError(f"model family '{family}' cannot be served yet: {one_line(error)}") from error
     text_config = config.get("text_config", config)
     generation = path / "generation_config.json"
     return LoadedModel(
@@ -187,9 +168,9 @@ def load(path: Path, weight_dtype: str, adapter: Path | None = None) -> LoadedMo
         tokenizer=tokenizer,
         config=config,
         path=path,
-        window=_window(text_config, tokenizer, path),
+        window=_window(text_config, tokenizer, path, kept),
         vocab_size=_vocab_size(text_config, tokenizer),
-        layer_shapes=layer_shapes(model, config),
+        kept=kept,
         end_tokens=frozenset(int(token) for token in tokenizer.eos_token_ids),
         generation_config=json.loads(generation.read_text()) if generation.is_file() else {},
     )
@@ -221,49 +202,16 @@ def _cast(model: nn.Module, dtype: mx.Dtype) -> nn.Module:
     return model
 
 
-def _holds_keys_and_values(cache: Any) -> bool:
-    return type(cache) is KVCache or (type(cache) is RotatingKVCache and cache.keep == 0)
-
-
-def _window(config: dict[str, Any], tokenizer: Any, path: Path) -> int:
+def _window(config: dict[str, Any], tokenizer: Any, path: Path, kept: Kept) -> int:
     for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx"):
         if isinstance(config.get(name), int):
             return int(config[name])
     if 0 < tokenizer.model_max_length < 10**9:
         return int(tokenizer.model_max_length)
+    if set(kept.names) == {"ArraysCache"}:  # what it keeps has one size, however much it reads
+        return RECURRENT_WINDOW
     raise StartError(f"the model at {path} does not say how long its context window is (max_position_embeddings)")
 
 
 def _vocab_size(config: dict[str, Any], tokenizer: Any) -> int:
     return int(config.get("vocab_size") or len(tokenizer))
-
-
-def layer_shapes(model: nn.Module, config: dict[str, Any]) -> tuple[LayerShape, ...]:
-    """Look at what each layer's cache is and what it would hold after one token. Nothing is computed.
-
-    A rotating cache drops what lies behind a sliding window. Here it is kept, and attention does not look there.
-
-    Raises:
-        StartError: a layer keeps something else, or the model cannot read a token.
-    """
-    family = config.get("model_type", "unknown")
-    caches = make_prompt_cache(model)
-    odd = sorted({type(cache).__name__ for cache in caches if not _holds_keys_and_values(cache)})
-    if odd:
-        raise StartError(
-            f"model family '{family}' cannot be served yet: its layers keep {', '.join(odd)}, not keys and values alone"
-        )
-    try:
-        model(mx.array([[0]]), cache=caches)
-        return tuple(
-            LayerShape(
-                num_heads=cache.keys.shape[1],
-                key_dim=cache.keys.shape[3],
-                value_dim=cache.values.shape[3],
-                dtype=cache.keys.dtype,
-                window=cache.max_size if type(cache) is RotatingKVCache else None,
-            )
-            for cache in caches
-        )
-    except Exception as error:
-        raise StartError(f"model family '{family}' cannot be served yet: {one_line(error)}") from error

@@ -1,17 +1,25 @@
-"""Whether the ragged step gives a model's own logits: two prompts, tried when it is loaded."""
+"""Whether a way of computing gives a model's own logits: two prompts, tried when it is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
-from app.engine.storage import LayerShape
+from app.engine.caches import empty_caches
+from app.engine.loader import LoadedModel, one_line
+from app.errors import StartError
 from app.request import SamplingParams
 from app.scheduler.plan import Row
 
 # Largest allowed difference between ragged and plain logits, as a part of the largest logit.
 TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-2, mx.bfloat16: 8e-2}
+
+
+def refused(loaded: LoadedModel, why: str) -> StartError:
+    """The error for a model that cannot be served."""
+    return StartError(f"model family '{loaded.config.get('model_type', 'unknown')}' cannot be served yet: {why}")
 
 
 def difference(got: mx.array, want: mx.array) -> float:
@@ -26,7 +34,7 @@ def difference(got: mx.array, want: mx.array) -> float:
 
 
 class Probe:
-    """Two prompts that join at different steps, first through the plain forward, then through the ragged one.
+    """Two prompts that join at different steps, first through the plain forward, then through the one to be proved.
 
     The first is longer than the shortest sliding window, unless that is more than ``LONGEST``: the plain forward gives
     logits of every token, a megabyte each with a large vocabulary. Of a longer window the model's word is taken.
@@ -36,22 +44,53 @@ class Probe:
     SHORT = 6  # tokens; the other prompt has one less
     LONGEST = 256
 
-    def __init__(self, model: object, vocab_size: int, shapes: Sequence[LayerShape]) -> None:
-        assert callable(model)
-        windows = [shape.window for shape in shapes if shape.window is not None and shape.window <= self.LONGEST]
-        lengths = (self.SHORT + min(windows, default=0), self.SHORT - 1)
-        self._prompts = [[(17 * i + 5 * n + 3) % vocab_size for i in range(n)] for n in lengths]
-        self._num_blocks = [-(-n // self.BLOCK_SIZE) for n in lengths]
-        self._plain = [model(mx.array([prompt]))[0] for prompt in self._prompts]
-        mx.eval(self._plain)
+    def __init__(self, prompts: Sequence[list[int]], plain: Sequence[mx.array]) -> None:
+        """``plain`` has the logits ``[n, vocab]`` of each prompt's own forward."""
+        self._prompts = prompts
+        self._num_blocks = [-(-len(prompt) // self.BLOCK_SIZE) for prompt in prompts]
+        self._plain = plain
+        mx.eval(plain)
+
+    @classmethod
+    def of_blocks(cls, loaded: LoadedModel) -> Probe:
+        """Against the forward of a model that is given no cache."""
+        windows = [shape.window for shape in loaded.kept.shapes if shape.window is not None]
+        prompts = cls._lengthy(windows, loaded.vocab_size)
+        return cls(prompts, [loaded.model(mx.array([prompt]))[0] for prompt in prompts])
+
+    @classmethod
+    def of_caches(cls, loaded: LoadedModel) -> Probe:
+        """Against the forward of a whole prompt into mlx-lm's own caches."""
+        caches = [empty_caches(loaded.model) for _ in range(2)]
+        windows = [cache.max_size for cache in caches[0] if isinstance(getattr(cache, "max_size", None), int)]
+        prompts = cls._lengthy(windows, loaded.vocab_size)
+        return cls(prompts, [loaded.model(mx.array([p]), cache=c)[0] for p, c in zip(prompts, caches, strict=True)])
+
+    @classmethod
+    def _lengthy(cls, windows: Sequence[int], vocab_size: int) -> list[list[int]]:
+        window = min((window for window in windows if window <= cls.LONGEST), default=0)
+        return [[(17 * i + 5 * n + 3) % vocab_size for i in range(n)] for n in (cls.SHORT + window, cls.SHORT - 1)]
 
     @property
     def num_blocks(self) -> int:
         return sum(self._num_blocks)
 
-    def compare(self, logits: object) -> float:
-        """How far the ragged logits are from the plain ones; see ``difference``."""
-        assert callable(logits)
+    def check(self, logits: Callable[[Sequence[Row]], mx.array | None], loaded: LoadedModel, kind: str) -> None:
+        """Raises StartError where ``logits`` of rows, named by their ``kind``, are not the model's own."""
+        try:
+            apart = self.compare(logits)
+        except Exception as error:
+            raise refused(loaded, str(error) if isinstance(error, NotImplementedError) else one_line(error)) from error
+        types = {array.dtype for _, array in tree_flatten(loaded.model.parameters())}
+        allowed = max((TOLERANCE[dtype] for dtype in types if dtype in TOLERANCE), default=TOLERANCE[mx.float32])
+        if apart > allowed:
+            raise refused(
+                loaded,
+                f"its {kind} logits differ from the plain ones by {apart:.1e} of the largest (allowed {allowed:.0e})",
+            )
+
+    def compare(self, logits: Callable[[Sequence[Row]], mx.array | None]) -> float:
+        """How far logits of rows are from the plain ones; see ``difference``."""
         worst = 0.0
         read = len(self._prompts[0]) - 3
         for rows in (
@@ -60,7 +99,9 @@ class Probe:
             [self._row(0, read + 1, 2), self._row(1, 3, 2)],
         ):
             want = mx.stack([self._plain[row.request_id][row.start + row.num_new - 1] for row in rows])
-            worst = max(worst, difference(logits(rows), want))
+            got = logits(rows)
+            assert got is not None
+            worst = max(worst, difference(got, want))
         return worst
 
     def _row(self, prompt: int, start: int, num_new: int) -> Row:

@@ -31,6 +31,7 @@ def size_pool(
     window_tokens: int,
     available_bytes: int,
     weight_bytes: int,
+    slot_bytes: int = 0,
 ) -> PoolSize:
     """Settle the number of blocks.
 
@@ -47,11 +48,14 @@ def size_pool(
         window_tokens: the longest context of one request.
         available_bytes: memory that this process may use, weights included.
         weight_bytes: what the weights take.
+        slot_bytes: what a request takes however long it is; it comes on top of the budget, and no prefix is shared
+            where there is any.
 
     Raises:
         StartError: the pool would hold fewer than 512 tokens, or no block, or be larger than the memory that is left.
     """
     block_bytes = bytes_per_token * block_size
+    weight_bytes += num_slots * slot_bytes
     window_blocks = num_slots * _blocks(window_tokens, block_size)
     need_blocks = max(window_blocks + -(-window_blocks // 4), _blocks(MIN_TOKENS, block_size))
     need = f"{num_slots} slots x {window_tokens} tokens, 25% for cached prefixes: {need_blocks} blocks"
@@ -67,10 +71,13 @@ def size_pool(
         why = f"auto, the smaller of {need}; {memory} blocks"
     else:
         num_blocks, why = budget // block_bytes, f"budget {_mib(budget)}"
+        if slot_bytes:
+            num_blocks = min(num_blocks, need_blocks)  # more would be of no use, and a token may take next to nothing
     num_tokens = num_blocks * block_size
+    besides = f"; {num_slots} slots x {_mib(slot_bytes)} besides" if slot_bytes else ""
     total = (
         f"{why}; {num_blocks} blocks x {block_size} tokens = {num_tokens} tokens"
-        f" x {bytes_per_token} bytes = {_mib(num_blocks * block_bytes)}"
+        f" x {bytes_per_token} bytes = {_mib(num_blocks * block_bytes)}{besides}"
     )
     if num_blocks < 1 or num_tokens < MIN_TOKENS:
         least_bytes = _blocks(MIN_TOKENS, block_size) * block_bytes

@@ -71,12 +71,16 @@ class Plan:
     ``num_ahead`` above 0 is for a step that is submitted while the one before it is in flight, which draws the tokens
     that its rows compute: they are not in ``Row.tokens`` yet, nor may the block that a row writes be in ``Row.blocks``.
     It counts the steps since the last one that was submitted with nothing in flight.
+
+    ``gone`` are the requests that have left their seats since the plan before, to take one again later or never: what
+    an engine holds of them outside their blocks is of no use any more. They come before the rows.
     """
 
     rows: tuple[Row, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
     num_blocks: int = 0
     num_ahead: int = 0
+    gone: tuple[int, ...] = ()
 
     @property
     def kind(self) -> Kind:

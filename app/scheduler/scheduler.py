@@ -98,7 +98,7 @@ class Scheduler:
         rows = [Row.of(request, 1, blocks(request.id), draft) for request, draft in drafts]
         rows += [Row.of(request, share, blocks(request.id)) for request, share in chunks]
         rows.sort(key=lambda row: row.num_new > 1)  # one token of a prompt is a row like those that decode
-        return Plan(tuple(rows), tuple(copies))
+        return Plan(tuple(rows), tuple(copies), gone=self._seats.gone() if rows else ())
 
     def ahead(self, plan: Plan) -> Plan | None:
         """The step to submit while ``plan`` is in flight, to be applied right after it; None where one ends a run of

@@ -23,6 +23,7 @@ class Seats:
         self._free = list(range(min(num_slots, max_batch_size)))
         self._tables = tables
         self._running: dict[int, Request] = {}
+        self._gone: list[int] = []
 
     def __getitem__(self, request_id: int) -> Request:
         return self._running[request_id]
@@ -100,7 +101,13 @@ class Seats:
         heapq.heappush(self._free, request.slot)
         request.slot = None
         del self._running[request.id]
+        self._gone.append(request.id)
         return is_sound
+
+    def gone(self) -> tuple[int, ...]:
+        """Who has left since this was asked before."""
+        gone, self._gone = tuple(self._gone), []
+        return gone
 
     def views(self) -> tuple[SlotView, ...]:
         """Every slot as it is now."""

@@ -1,5 +1,5 @@
-"""512 connections at once, and a queue that has room for all of them. They come within two seconds, before the first has
-its answer: at one moment there would be no order to keep."""
+"""512 connections at once, and a queue that has room for all of them. They come within two seconds, before the first
+has its answer: at one moment there would be no order to keep."""
 
 from loadtest.scenario import Kind, Scenario, Stage
 

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import can_trim_prompt_cache
 
+from app.engine.paths import DENSE_PATHS
 from app.errors import StartError
 from ops.families import parity
 from ops.families.tiny import described
 
 PINNED = Path(__file__).parent / "coverage.json"
 RAGGED, REFUSED, UNTRIED = "ragged paged", "refused", "untried"
+SERVED = (RAGGED, *DENSE_PATHS)
 TOLERANCE = 1e-4
-OPERATIONS = ("extend", "filter", "extract")
 
 
 def modules() -> list[str]:
@@ -38,7 +38,7 @@ def classify(family: str) -> dict[str, Any]:
     machine, and only on which side of ``TOLERANCE`` they are is compared."""
     if family in described()["untried"]:
         return {"path": UNTRIED, "why": described()["untried"][family]}
-    # Compiling takes a C++ compiler and, for each new function, longer than all the rest.
+    # On a CPU a server does not compile either: it takes a C++ compiler and, for each new function, long.
     mx.disable_compile()
     try:
         with mx.stream(mx.cpu):
@@ -49,7 +49,7 @@ def classify(family: str) -> dict[str, Any]:
 
 def comparable(found: dict[str, Any]) -> dict[str, Any]:
     """What must not change unseen."""
-    return {name: _side(value) if name in ("parity", "chunks") else value for name, value in found.items()}
+    return {name: _side(value) if name == "parity" else value for name, value in found.items()}
 
 
 def document(families: dict[str, dict[str, Any]]) -> str:
@@ -68,22 +68,18 @@ def names() -> list[str]:
 
 
 def _classify(family: str) -> dict[str, Any]:
-    kept = parity.kept(family)
-    found: dict[str, Any] = {"path": RAGGED, "caches": _counted([_name(cache) for cache in kept])}
-    try:
-        difference = parity.ragged(family)
-    except StartError as error:
-        found |= {"path": REFUSED, "why": _reason(str(error))}
-    else:
-        return found | {"prefix": "blocks", "parity": _digit(difference)}
-    found["operations"] = {_name(cache): _operations(cache) for cache in kept}
-    found["prefix"] = "trimmed" if _is_trimmable(kept) else "whole states"
-    found["chunks"] = _digit(parity.chunked(family))
-    try:
-        found["parity"] = _digit(parity.batched(family))
-    except parity.Unbatchable as error:
-        found["unbatchable"] = str(error)
-    return found
+    """``why`` has what keeps it from each better path."""
+    found: dict[str, Any] = {"path": REFUSED, "caches": _counted([_name(cache) for cache in parity.kept(family)])}
+    why = {}
+    for path in SERVED:
+        try:
+            difference = parity.staggered(family, path)
+        except StartError as error:
+            why[path] = _reason(str(error))
+        else:
+            found |= {"path": path, "parity": _digit(difference)}
+            break
+    return found | ({"why": why} if why else {})
 
 
 def _reason(refusal: str) -> str:
@@ -106,19 +102,6 @@ def _name(cache: Any) -> str:
 
 def _counted(names: list[str]) -> list[str]:
     return [f"{names.count(name)} {name}" for name in dict.fromkeys(names)]
-
-
-def _operations(cache: Any) -> list[str]:
-    """Which of mlx-lm's operations on a batch this kind of cache has."""
-    try:
-        batch = cache.merge([cache, cache])
-    except (AttributeError, ValueError):
-        return []
-    return ["merge", *(name for name in OPERATIONS if hasattr(batch, name))]
-
-
-def _is_trimmable(caches: list[Any]) -> bool:
-    return all(hasattr(cache, "is_trimmable") for cache in caches) and can_trim_prompt_cache(caches)
 
 
 def _digit(difference: float) -> str:

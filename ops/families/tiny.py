@@ -12,7 +12,8 @@ import mlx.nn as nn
 import yaml
 from mlx.utils import tree_map
 
-from app.engine.loader import LoadedModel, layer_shapes
+from app.engine.caches import look
+from app.engine.loader import LoadedModel
 
 CONFIGS = Path(__file__).parent / "configs.yaml"
 
@@ -46,11 +47,11 @@ def build(family: str, **changes: Any) -> nn.Module:
 
 
 def loaded(family: str, model: nn.Module) -> LoadedModel:
-    """What the engine takes. Raises StartError where the ragged step does not serve the family's caches."""
+    """What the engine takes."""
     config = {"model_type": family.split()[0]}
     tiny = described()["tiny"]
     window, vocabulary = tiny["max_position_embeddings"], tiny["vocab_size"]
-    return LoadedModel(model, None, config, Path(family), window, vocabulary, layer_shapes(model, config), frozenset())
+    return LoadedModel(model, None, config, Path(family), window, vocabulary, look(model), frozenset())
 
 
 def _random(weight: mx.array) -> mx.array:

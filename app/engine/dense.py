@@ -1,0 +1,134 @@
+"""The engine for families that keep more than keys and values, or attend past the seam: state in mlx-lm's own caches.
+
+Prompts are read each for itself; all rows that draw share one forward, if the family's caches can be batched. Nothing
+is shared between requests, and a step is never submitted before the last one was read.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Sequence
+from typing import Literal
+
+import mlx.core as mx
+
+from app.engine.caches import empty_caches
+from app.engine.kernels import on_cpu, quicken
+from app.engine.loader import LoadedModel, free_bytes
+from app.engine.probe import Probe
+from app.engine.sampler import draw_rows
+from app.engine.states import States, arrays
+from app.engine.step import InFlight
+from app.errors import EngineFault
+from app.scheduler.plan import Plan, Result, Row
+
+log = logging.getLogger("mlxcel.engine")
+
+DensePath = Literal["dense native batched", "per-row fallback"]
+
+
+class DenseEngine:
+    """Owns model and states. Use it from the thread that made it, as ``Engine``. Blocks are only counted: the scheduler
+    admits and requeues by them, and what they stand for is allocated by the caches as they grow."""
+
+    is_paged = False
+
+    def __init__(self, loaded: LoadedModel, num_blocks: int, block_size: int, path: DensePath) -> None:
+        """Prove the model on this path.
+
+        Raises:
+            StartError: rows that are computed together, or in pieces, do not give this family's logits.
+        """
+        self._model = loaded.model
+        self._num_blocks = num_blocks
+        self._block_bytes = loaded.kept.bytes_per_token * block_size
+        self._batches = path == "dense native batched"
+        self._states = States(lambda: empty_caches(self._model))
+        self.decode_path = path
+        probe = Probe.of_caches(loaded)
+        if on_cpu():
+            quicken(self._model)
+        probe.check(self.logits, loaded, "batched" if self._batches else "chunked")
+        self._states.clear()
+
+    def step(self, plan: Plan) -> Result:
+        """As ``Engine.step``."""
+        return self.finish_rows(self.submit(plan))
+
+    def submit(self, plan: Plan) -> InFlight:
+        """Start a step and return before its draws are known. Raises as ``Engine.step``."""
+        self._states.forget(plan.gone)
+        drawing, failures = None, dict[int, str]()
+        try:
+            drawn = [draw for row in plan.rows for draw in row.each_draw()]
+            logits = self.logits(plan.rows)
+            if logits is not None:
+                mx.async_eval(logits, *self._states.arrays())
+                drawing, failures = draw_rows(logits, drawn)
+                mx.async_eval(*(drawing.arrays() if drawing else ()))
+        except Exception as error:
+            raise self._fault(error) from error
+        return InFlight(drawing, failures)
+
+    def finish_rows(self, step: InFlight) -> Result:
+        """As ``Engine.finish_rows``."""
+        try:
+            mx.eval(*self._states.arrays(), *step.arrays())
+            return step.read()
+        except Exception as error:
+            raise self._fault(error) from error
+
+    def resize(self, num_blocks: int) -> int:
+        """As ``Engine.resize``; only counted, since caches grow by themselves."""
+        if (num_blocks - self._num_blocks) * self._block_bytes > free_bytes():
+            log.warning("the pool stays at %d blocks: no memory for %d", self._num_blocks, num_blocks)
+        else:
+            self._num_blocks = num_blocks
+        return self._num_blocks
+
+    def close(self) -> None:
+        """Free weights and states. The engine cannot be used afterwards."""
+        held_bytes = mx.get_active_memory()
+        self._states.clear()
+        del self._model, self._states
+        gc.collect()  # a model's modules and their wrappers refer to one another
+        mx.clear_cache()
+        left_bytes = mx.get_active_memory()
+        log.info("weights freed: %.1f of %.1f MiB", (held_bytes - left_bytes) / 2**20, held_bytes / 2**20)
+
+    def logits(self, rows: Sequence[Row]) -> mx.array | None:
+        """Logits ``[R, vocab]`` of the rows that draw, in their order; None where none does.
+
+        A row's last token is computed with those of all others that draw, what comes before it in a forward of its own.
+        No output head is computed there: MLX computes what is asked for, and those logits are not.
+        """
+        for row in rows:
+            caches = self._states.begin(row.request_id) if row.start == 0 else None
+            if num_read := row.num_new - row.draws:
+                caches = caches or self._states.apart(row.request_id)
+                self._model(mx.array([row.tokens[row.start : row.start + num_read]]), cache=caches)
+                mx.eval(arrays(caches))
+        drawing = [row for row in rows if row.draws]
+        return self._draw_from(drawing) if drawing else None
+
+    def _draw_from(self, rows: Sequence[Row]) -> mx.array:
+        # Caches in which nothing was written yet cannot all be merged with others; nor is there a reason to merge one.
+        alone = [row for row in rows if not self._batches or row.start + row.num_new == 1]
+        if not alone and len(rows) == 1 and self._states.is_apart(rows[0].request_id):
+            alone = list(rows)
+        found = {row.request_id: self._last([row], self._states.apart(row.request_id))[0] for row in alone}
+        if batch := {row.request_id: row for row in rows if row.request_id not in found}:
+            members, caches = self._states.together(list(batch))
+            found |= dict(zip(members, self._last([batch[member] for member in members], caches), strict=True))
+        return mx.stack([found[row.request_id] for row in rows])
+
+    def _last(self, rows: Sequence[Row], caches: list[object]) -> mx.array:
+        """Logits ``[R, vocab]`` after the last token of each row."""
+        tokens = mx.array([[row.tokens[row.start + row.num_new - 1]] for row in rows])
+        logits: mx.array = self._model(tokens, cache=caches)
+        return logits[:, -1]
+
+    def _fault(self, error: Exception) -> EngineFault:
+        self._states.clear()
+        return EngineFault(f"{type(error).__name__}: {error}")

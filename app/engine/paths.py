@@ -1,0 +1,47 @@
+"""Which engine serves a model: the best of three paths that gives the model's own logits."""
+
+from __future__ import annotations
+
+import logging
+
+from app.engine.dense import DenseEngine, DensePath
+from app.engine.engine import Engine
+from app.engine.loader import LoadedModel
+from app.errors import StartError
+
+log = logging.getLogger("mlxcel.engine")
+
+DENSE_PATHS: tuple[DensePath, ...] = ("dense native batched", "per-row fallback")
+
+
+def open_engine(
+    loaded: LoadedModel, num_blocks: int, block_size: int, backend: str = "auto", deterministic: bool = False
+) -> Engine | DenseEngine:
+    """Ragged paged, dense native batched, per-row fallback, in this order. ``backend`` is auto, paged (that or none) or
+    dense (not that).
+
+    Raises:
+        StartError: no path serves it; the text has what the first one that may serve it does not do.
+    """
+    refusal: StartError | None = None
+    if backend != "dense":
+        try:
+            return Engine(loaded, num_blocks, block_size, deterministic)
+        except StartError as error:
+            if backend == "paged" or deterministic:
+                raise
+            refusal = error
+    elif deterministic:
+        raise StartError("MLXCEL_SDPA_DETERMINISTIC=1 is there for MLXCEL_DECODE_STORAGE_BACKEND=paged alone")
+    for path in DENSE_PATHS:
+        try:
+            engine = DenseEngine(loaded, num_blocks, block_size, path)
+        except StartError as error:
+            refusal = refusal or error
+            log.info("not %s: %s", path, error)
+            continue
+        if refusal is not None:
+            log.info("not ragged paged: %s", refusal)
+        return engine
+    assert refusal is not None
+    raise refusal

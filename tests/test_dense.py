@@ -1,0 +1,214 @@
+"""Families that are decoded from mlx-lm's own caches, on tiny random models, against their own generation. Logits of
+every family are compared in test_coverage.py."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from app.engine.caches import empty_caches, look
+from app.engine.dense import DenseEngine, DensePath
+from app.engine.engine import Engine
+from app.engine.paths import DENSE_PATHS, open_engine
+from app.engine.states import States, arrays
+from app.errors import EngineFault, StartError
+from app.request import FinishReason, SamplingParams
+from app.scheduler.plan import Plan, Row
+from app.scheduler.scheduler import Scheduler
+from ops.families.tiny import build, described, loaded
+from tests.driving import assert_same_tokens, build_scheduler, greedy_request, plain_greedy, run
+
+VOCABULARY = described()["tiny"]["vocab_size"]
+BATCHED, BY_ROWS = DENSE_PATHS
+# Recurrent, linear attention, both beside attention, latent attention, rotating windows, shared layers.
+FAMILIES: tuple[tuple[str, DensePath], ...] = (
+    ("mamba", BATCHED),
+    ("mamba2", BATCHED),
+    ("rwkv7", BATCHED),
+    ("recurrent_gemma", BATCHED),
+    ("jamba", BATCHED),
+    ("falcon_h1", BATCHED),
+    ("granitemoehybrid", BATCHED),
+    ("kimi_linear", BATCHED),
+    ("qwen3_next", BATCHED),
+    ("qwen3_5", BATCHED),
+    ("nemotron_h", BATCHED),
+    ("lfm2", BATCHED),
+    ("plamo2", BATCHED),
+    ("bailing_moe_linear", BATCHED),
+    ("deepseek_v3", BATCHED),
+    ("deepseek_v32", BATCHED),
+    ("glm4_moe_lite", BATCHED),
+    ("gemma3n", BATCHED),
+    ("gemma4", BATCHED),
+    ("gemma2", BY_ROWS),
+    ("llama4", BY_ROWS),
+)
+PROMPTS = [[(7 * i + 13 * n) % VOCABULARY for i in range(n)] for n in (1, 9, 26, 5)]
+NUM_NEW = 8
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_cpu() -> None:
+    mx.disable_compile()
+
+
+@pytest.mark.parametrize(("family", "path"), FAMILIES)
+def test_staggered_rows_equal_the_plain_forward(family: str, path: DensePath) -> None:
+    plain = build(family)
+    want = [plain_greedy(plain, prompt, NUM_NEW) for prompt in PROMPTS]
+    engine = open_engine(loaded(family, build(family)), 64, 4)
+    assert engine.decode_path == path
+    for chunk in (3, 64):
+        scheduler = build_scheduler(64, 4, prefill_chunk=chunk)
+        requests = [greedy_request(i, prompt, NUM_NEW) for i, prompt in enumerate(PROMPTS)]
+        got = run(engine, scheduler, {2 * i: [request] for i, request in enumerate(requests)})
+        for i, (tokens, logits) in enumerate(want):
+            assert_same_tokens(got[i], tokens, logits)
+
+
+@pytest.mark.parametrize(("family", "path"), FAMILIES)
+def test_rows_that_are_requeued_or_leave(family: str, path: DensePath) -> None:
+    model = build(family)
+    want = [plain_greedy(model, prompt, NUM_NEW) for prompt in PROMPTS]
+    engine = DenseEngine(loaded(family, build(family)), 64, 4, path)
+    # All prompts and their output would need 21 blocks.
+    scheduler = build_scheduler(14, 4, num_slots=5, max_batch_size=5, prefill_chunk=64)
+
+    def leave(tick: int, scheduler: Scheduler) -> None:
+        if tick == 2:
+            (event,) = scheduler.cancel(9, 2.0)
+            assert event.reason is FinishReason.CANCELLED
+
+    requests = [greedy_request(i, prompt, NUM_NEW) for i, prompt in enumerate(PROMPTS)]
+    got = run(engine, scheduler, {0: [greedy_request(9, PROMPTS[3], NUM_NEW), *requests]}, leave)
+    assert scheduler.snapshot().counters.preemptions["reclaim"] >= 1
+    for i, (tokens, logits) in enumerate(want):
+        assert_same_tokens(got[i], tokens, logits)
+
+
+def row(request_id: int, tokens: list[int], start: int, num_new: int) -> Row:
+    draws = start + num_new == len(tokens)
+    return Row(request_id, tokens, start, num_new, (), draws, len(tokens), SamplingParams(temperature=0.0))
+
+
+def test_what_has_left_is_freed() -> None:
+    engine = DenseEngine(loaded("jamba", build("jamba")), 64, 4, BATCHED)
+    tokens = list(range(9))
+    engine.step(Plan(tuple(row(i, tokens, 0, 9) for i in range(3))))
+    engine.step(Plan(tuple(row(i, [*tokens, 1], 9, 1) for i in range(3))))
+    held = sum(array.nbytes for array in engine._states.arrays())
+    engine.step(Plan((row(0, [*tokens, 1, 2], 10, 1),), gone=(1, 2)))
+    assert sum(array.nbytes for array in engine._states.arrays()) < held / 2
+    engine.step(Plan((row(5, tokens, 0, 4),), gone=(0,)))
+    assert engine._states.together([]) == ([], [])
+    assert not engine._states.is_apart(0)
+
+
+def test_a_row_that_pauses_goes_on_where_it_was() -> None:
+    """It leaves the shared caches while others go on, and comes back."""
+    model = build("recurrent_gemma")
+    prompt = PROMPTS[1]
+    tokens, logits = plain_greedy(model, prompt, 4)
+    engine = DenseEngine(loaded("recurrent_gemma", build("recurrent_gemma")), 64, 4, BATCHED)
+    mine, other = [*prompt], [*PROMPTS[2]]
+    got = []
+    for step, together in enumerate((True, False, True, False, True, True)):
+        rows = [row(1, other, 0 if step == 0 else len(other) - 1, len(other) if step == 0 else 1)]
+        if together:
+            rows.append(row(0, mine, 0 if not got else len(mine) - 1, len(mine) if not got else 1))
+        draws = engine.step(Plan(tuple(rows))).draws
+        other.append(draws[1][0].token)
+        if together:
+            got.append(draws[0][0].token)
+            mine.append(got[-1])
+    assert_same_tokens(got, tokens, logits)
+
+
+def test_a_row_whose_logits_are_no_numbers_fails_alone() -> None:
+    engine = DenseEngine(loaded("mamba", build("mamba")), 64, 4, BATCHED)
+    tokens = list(range(5))
+    engine.step(Plan((row(0, tokens, 0, 5), row(1, tokens, 0, 5))))
+    for array in arrays(engine._states.apart(0)):
+        array[...] = float("nan")
+    result = engine.step(Plan((row(0, [*tokens, 1], 5, 1), row(1, [*tokens, 1], 5, 1))))
+    assert result.failures == {0: "its logits are not finite numbers"}
+    assert result.draws.keys() == {1}
+
+
+def test_a_step_that_fails_leaves_nothing_behind() -> None:
+    engine = DenseEngine(loaded("mamba", build("mamba")), 64, 4, BATCHED)
+    engine.step(Plan((row(0, list(range(5)), 0, 5),)))
+    with pytest.raises(EngineFault, match="KeyError"):
+        engine.step(Plan((row(1, list(range(5)), 4, 1),)))
+    assert engine._states.arrays() == []
+
+
+def test_caches_come_together_and_apart_as_asked() -> None:
+    model = build("llama")
+    states = States(lambda: empty_caches(model))
+    for request_id in (1, 2, 3):
+        caches = states.begin(request_id)
+        mx.eval(model(mx.array([[request_id] * request_id]), cache=caches))
+    members, shared = states.together([1, 3])
+    assert (list(members), shared[0].keys.shape[0]) == ([1, 3], 2)
+    members, shared = states.together([2, 3, 1])
+    assert (list(members), shared[0].keys.shape[0]) == ([1, 3, 2], 3)
+    states.forget([3, 9])
+    assert states.apart(2)[0].offset == 2
+    members, shared = states.together([1])
+    assert (list(members), shared[0].keys.shape[0]) == ([1], 1)
+    with pytest.raises(KeyError):
+        states.apart(3)
+    states.clear()
+    assert states.arrays() == []
+
+
+def test_what_a_request_takes() -> None:
+    llama, jamba, mamba, gemma = (look(build(name)) for name in ("llama", "jamba", "mamba", "recurrent_gemma"))
+    assert llama.names == ("KVCache",)
+    assert llama.bytes_per_token == sum(shape.bytes_per_token for shape in llama.shapes) > 0
+    assert llama.bytes_besides == 0
+    assert (jamba.names, jamba.shapes) == (("ArraysCache", "KVCache"), ())
+    assert jamba.bytes_per_token > 1
+    assert jamba.bytes_besides > 0
+    assert (mamba.bytes_per_token, mamba.shapes) == (1, ())  # nothing grows, and blocks are counted all the same
+    assert gemma.bytes_per_token == 1  # a window's keys and values are there whole
+    assert gemma.bytes_besides > mamba.bytes_besides / 10
+
+
+@pytest.mark.parametrize(
+    ("family", "backend", "path"),
+    [
+        ("llama", "auto", "ragged paged"),
+        ("llama", "dense", BATCHED),
+        ("gemma2", "auto", BY_ROWS),
+        ("deepseek_v3", "auto", BATCHED),
+        ("mamba", "dense", BATCHED),
+    ],
+)
+def test_the_best_path_is_taken(family: str, backend: str, path: str) -> None:
+    assert open_engine(loaded(family, build(family)), 64, 4, backend).decode_path == path
+
+
+@pytest.mark.parametrize(
+    ("backend", "deterministic", "said"),
+    [
+        ("paged", False, "its layers keep ArraysCache"),
+        ("auto", True, "its layers keep ArraysCache"),
+        ("dense", True, "MLXCEL_SDPA_DETERMINISTIC=1"),
+    ],
+)
+def test_what_only_blocks_can_do_is_refused(backend: str, deterministic: bool, said: str) -> None:
+    with pytest.raises(StartError, match=said):
+        open_engine(loaded("mamba", build("mamba")), 64, 4, backend, deterministic)
+
+
+def test_a_model_that_was_tried_on_one_path_is_whole_on_the_next() -> None:
+    """The ragged step puts its own output head in front; what it leaves behind must pick nothing."""
+    model = build("gemma2")
+    prompt = mx.array([PROMPTS[1]])
+    want = model(prompt, cache=empty_caches(model))
+    with pytest.raises(StartError):
+        Engine(loaded("gemma2", model), num_blocks=8, block_size=4)
+    assert mx.allclose(model(prompt, cache=empty_caches(model)), want, rtol=0, atol=1e-4 * mx.abs(want).max().item())
