@@ -16,6 +16,7 @@ except ImportError:  # a Python without it: lines can be typed, and neither edit
     readline = None  # type: ignore[assignment]
 
 PROMPT, MORE = "> ", ". "
+COMMANDS = ("/reset", "/help", "/exit")
 MAX_LINES = 1000
 HELP = """\
 /reset   forget what was said
@@ -30,6 +31,7 @@ class Lines:
 
     def __init__(self, path: Path) -> None:
         self._path: Path | None = path
+        self._num_saved = 0
         if readline is not None:
             readline.set_history_length(MAX_LINES)
             try:
@@ -37,6 +39,7 @@ class Lines:
                     readline.read_history_file(path)
             except OSError as error:
                 self._give_up(error)
+            self._num_saved = readline.get_current_history_length()
 
     def read(self) -> str:
         """One message. Raises EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C."""
@@ -48,13 +51,19 @@ class Lines:
         return "\n".join(parts)
 
     def _save(self) -> None:
-        """After each line, because a terminal may be closed at any time."""
+        """After each message, because a terminal may be closed at any time. Added to the file, which another conversation
+        may write to as well."""
         if readline is None or self._path is None:
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.touch(mode=0o600)
-            readline.write_history_file(self._path)
+            num_lines = readline.get_current_history_length()
+            if hasattr(readline, "append_history_file"):
+                readline.append_history_file(num_lines - self._num_saved, self._path)
+            else:  # libedit, which a Mac's own Python may have
+                readline.write_history_file(self._path)
+            self._num_saved = num_lines
         except OSError as error:
             self._give_up(error)
 
@@ -86,7 +95,9 @@ def talk(model: LocalModel, conversation: Conversation, lines: Lines) -> None:
 
 def _obey_or_answer(text: str, model: LocalModel, conversation: Conversation) -> None:
     words = text.split()
-    if words == ["/reset"]:
+    if len(words) > 1 and words[0] in COMMANDS:
+        print(f"{words[0]} takes nothing after it", file=sys.stderr)
+    elif words == ["/reset"]:
         conversation.reset()
     elif len(words) == 1 and words[0].startswith("/"):
         print(HELP if words == ["/help"] else f"{printable(words[0])} is no command; /help lists them", file=sys.stderr)

@@ -339,6 +339,7 @@ def test_a_server_that_is_away_or_refuses_is_told(browser: Browser, server: Serv
         page.get_by_label("Temperature").evaluate("(field) => { field.max = 9; field.value = 5 }")
         say(page, "Hello")
         expect(page.locator(".failure")).to_contain_text("temperature")
+        expect(page.locator("#question")).to_have_value("Hello")  # to be asked again
         page.route("**/v1/chat/completions", drop)
         say(page, "Hello")
         expect(page.locator(".failure")).to_have_count(2)

@@ -110,6 +110,18 @@ def test_replay_names_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "the first decision that differs: tick 0: row 0: request 0, 8 tokens" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("lost", ["requests", "entries", "running"])
+def test_a_damaged_recording_is_one_line(lost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = to_json(drive(5, num_ticks=120, ticks_kept=1000))
+    data[lost] = {"requests": [], "entries": [["plan"], ["?"]], "running": [[1, 2]]}[lost]
+    (tmp_path / "r.json").write_text(json.dumps(data))
+    assert main(["replay", str(tmp_path / "r.json")]) == 1
+    said = capsys.readouterr().err
+    assert "recording" in said or "damaged" in said
+    assert "Traceback" not in said
+    assert said.count("\n") == 1
+
+
 def test_simulate_answers_how_many_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: it is in the extra `load`")
     command = "simulate --generate bursty --requests 200 --rate 3 --hosts 1-16 --slots 8 --ttft 2"

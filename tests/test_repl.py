@@ -116,6 +116,28 @@ def test_a_line_can_be_edited_and_recalled_in_the_next_run(talk: Callable[..., A
         assert terminal.exit_code() == 0
 
 
+def test_two_conversations_keep_the_lines_of_both(talk: Callable[..., Any], tmp_path: Path) -> None:
+    with talk() as one, talk() as other:
+        for terminal, line in ((one, "/help"), (other, "/reset"), (one, "/reset")):
+            terminal.expect(PROMPT)
+            terminal.type(line + ENTER)
+        for terminal in (one, other):
+            terminal.expect(PROMPT)
+            terminal.type(CTRL_D)
+            assert terminal.exit_code() == 0
+    assert (tmp_path / "history").read_text().splitlines()[-3:] == ["/help", "/reset", "/reset"]
+
+
+def test_a_command_with_more_behind_it_is_no_question(talk: Callable[..., Any]) -> None:
+    with talk() as terminal:
+        terminal.expect(PROMPT)
+        terminal.type("/reset everything" + ENTER)
+        terminal.expect("/reset takes nothing after it")
+        terminal.expect(PROMPT)
+        terminal.type(CTRL_D)
+        assert terminal.exit_code() == 0
+
+
 def test_a_history_that_cannot_be_kept_is_told_and_harms_nobody(talk: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "history").mkdir()
     with talk() as terminal:

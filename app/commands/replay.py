@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from app import charts
-from app.scheduler.recording import Recording, read
+from app.scheduler.recording import BadRecording, Recording, read
 from app.scheduler.replay import Replayed, TickView, replay
 
 EXIT_DIFFERENT = 3
@@ -36,8 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Raises BadRecording and NoPlots."""
     recording = read(arguments.file)
-    replayed = replay(recording)
-    print("\n".join(describe(recording, replayed, max(arguments.width, 1))))
+    try:
+        replayed = replay(recording)
+        lines = describe(recording, replayed, max(arguments.width, 1))
+    except Exception as error:  # what it holds has the right form and makes no sense
+        raise BadRecording(f"{arguments.file} is damaged: {type(error).__name__}: {error}") from error
+    print("\n".join(lines))
     if arguments.plot and replayed.ticks:
         charts.draw_recording(replayed.ticks, arguments.plot)
     return EXIT_DIFFERENT if replayed.difference else 0

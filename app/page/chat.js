@@ -65,8 +65,13 @@ async function ask() {
     $("send").textContent = "Send";
     answer.close();
   }
-  // An answer that broke off is part of what was said; one that never began is not, and neither is its question.
+  // An answer that broke off is part of what was said; one that never began is not, and neither is its question: that
+  // comes back to be asked again.
   if (answer.text) conversation.push(asked, { role: "assistant", content: answer.text });
+  else if (answer.finish === "failed" && !$("question").value) {
+    $("question").value = text;
+    fit();
+  }
 }
 
 function request(asked, signal) {
