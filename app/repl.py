@@ -51,8 +51,8 @@ class Lines:
         return "\n".join(parts)
 
     def _save(self) -> None:
-        """After each message, because a terminal may be closed at any time. Added to the file, since another conversation
-        may write to it too."""
+        """After each message, because a terminal may be closed at any time. Lines are added to the file, since another
+        conversation may write to it too."""
         if readline is None or self._path is None:
             return
         try:
