@@ -196,8 +196,8 @@ def without(name: str) -> Change:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (field("general.architecture", "gemma"), "architecture gemma"),
-        (field("tokenizer.ggml.model", "llama"), "kind llama"),
+        (field("general.architecture", "mamba"), "architecture mamba"),
+        (field("tokenizer.ggml.model", "t5"), "kind t5"),
         (field("tokenizer.ggml.pre", "tekken"), "pre-tokenizer tekken"),
         (field("llama.rope.scaling.type", "yarn"), "rotary"),
         (field("llama.rope.dimension_count", mx.array(4, mx.uint32)), "part of each head"),

@@ -50,8 +50,8 @@ class Metadata:
 class Family:
     """An architecture of GGUF, whose name is mlx-lm's ``model_type`` too.
 
-    ``is_interleaved``: the two halves of each head of q and k lie interleaved. ``norm_offset`` is what GGUF has added to
-    the weights of norms. ``layer_tensors`` are those beside the ones that all have, ``biased`` those with a bias.
+    ``is_interleaved``: the two halves of each head of q and k lie interleaved. ``norm_offset`` is what GGUF has added
+    to the weights of norms. ``layer_tensors`` are those beside the ones that all have, ``biased`` those with a bias.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Family:
         return array - self.norm_offset if self.norm_offset and name.endswith("norm.weight") else array
 
     def config(self, metadata: Metadata, tensors: dict[str, mx.array]) -> dict[str, Any]:
-        """The model's config.json, without its end tokens. Raises StartError for what mlx-lm would compute otherwise."""
+        """The model's config.json, but for its end tokens. Raises StartError for what is computed otherwise there."""
         path, name = metadata.path, self.name
         if metadata.get("split.count", 1) > 1:
             raise StartError(f"{path} is one part of a split GGUF; merge its parts first")

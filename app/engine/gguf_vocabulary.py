@@ -1,5 +1,4 @@
-"""The tokenizer in a GGUF file, with the ids of the file: byte-level BPE, or SentencePiece's BPE with bytes to fall back
-on."""
+"""The tokenizer in a GGUF file, with the ids of the file: byte-level BPE, or SentencePiece's BPE."""
 
 from __future__ import annotations
 
