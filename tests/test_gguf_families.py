@@ -184,7 +184,10 @@ def test_a_sentencepiece_vocabulary_gives_the_librarys_own_tokens(prefix: bool, 
 def test_a_qwen_vocabulary_gives_the_tokens_of_its_own_tokenizer(tmp_path: Path) -> None:
     own = Tokenizer(models.BPE())
     own.normalizer = normalizers.NFC()
-    pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    pattern = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
     own.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(pattern), "isolated"),
