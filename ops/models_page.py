@@ -28,6 +28,17 @@ at its caches and by a probe, and never by this table; the log and `decode_path`
 | refused | {num_refused} | the server does not start, and says why in one line |
 | untried | {num_untried} | there is no tiny model, for the reason given |
 
+## What can be loaded
+
+* **Folders** with `config.json`, safetensors and a tokenizer, as MLX and Hugging Face have them, quantised ones with different
+  bits in different layers among them. On a CPU all of it is unpacked to float32 (`MLXCEL_WEIGHT_DTYPE`), or refused with
+  the sum where that does not fit.
+* **GGUF files** of the architectures llama, qwen2, qwen3 and gemma, with the tensor types MLX reads (F32, F16, Q4_0, Q4_1 and
+  Q8_0 as they are, some others unpacked), and vocabularies of byte-level BPE (gpt-2, smollm, llama-bpe, qwen2) or of
+  SentencePiece. Rotary embeddings that are scaled, and parts of split files, are refused by name.
+* **Adapters** that mlx-lm's training has written: `MLXCEL_ADAPTER`.
+* **Models that see**: their text part, on the path of its family. A picture in a message is refused by name.
+
 All differences are the largest of any logit, as a part of the largest logit, in float32 on a CPU. What is above
 {tolerance:g} is in bold.
 
