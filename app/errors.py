@@ -52,10 +52,11 @@ class FeatureOff(MlxcelError):
 
 
 class Overloaded(MlxcelError):
-    """Every slot and every place in the queue is taken."""
+    """Every slot and every place in the queue is taken. ``retry_after_s`` is when that may be otherwise."""
 
-    def __init__(self, message: str = "Server is busy. Retry later.") -> None:
+    def __init__(self, message: str = "Server is busy. Retry later.", retry_after_s: float = 1.0) -> None:
         super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class QueueTimeout(Overloaded):

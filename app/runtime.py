@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from app.engine.dense import DenseEngine
     from app.engine.engine import Engine
     from app.engine.loader import LoadedModel
+    from app.engine.snapshots import Snapshots
 
 log = logging.getLogger("mlxcel.runtime")
 
@@ -130,7 +131,12 @@ class Runtime:
         loader.read_weights(loaded)
         log.info("%.1f MiB of weights loaded in %.1f s", loaded.weight_bytes / 2**20, time.monotonic() - began_s)
         engine = paths.open_engine(
-            loaded, size.num_blocks, block_size, settings.decode_storage_backend, settings.sdpa_deterministic
+            loaded,
+            size.num_blocks,
+            block_size,
+            settings.decode_storage_backend,
+            settings.sdpa_deterministic,
+            self._snapshots(loaded, size.num_blocks * block_size) if settings.prompt_cache else None,
         )
         log.info("Model %s decode path: %s", loaded.path.name, _explained(engine.decode_path))
         most_tokens = n_ctx if settings.kv_cache_budget == "none" else size.num_blocks * block_size
@@ -142,6 +148,15 @@ class Runtime:
         lookahead = wanted and engine.is_paged
         log.info("a decode step is submitted %s the last one is read", "before" if lookahead else "after")
         return engine, self._scheduler(size.num_blocks, block_size, lookahead, engine.is_paged, drafter)
+
+    def _snapshots(self, loaded: LoadedModel, num_tokens: int) -> Snapshots:
+        """The part of the budget that cached prefixes have in the pool's sum, for a path without a pool."""
+        from app.engine.snapshots import Snapshots
+
+        kept, settings = loaded.kept, self._settings
+        max_bytes = (num_tokens * kept.bytes_per_token + settings.batch_rows * kept.bytes_besides) // 5
+        control = Vocabulary(loaded.tokenizer).control_tokens
+        return Snapshots(max_bytes, control, settings.prompt_cache_min_prefix, settings.prompt_cache_ttl or None)
 
     def _drafter(self, is_paged: bool) -> PromptLookup | None:
         """Not in deterministic mode, where who else decodes must not show: it decides on whether a row proposes, and so
@@ -161,8 +176,8 @@ class Runtime:
         settings = self._settings
         pool = BlockPool(num_blocks)
         ttl_s = settings.prompt_cache_ttl or None
-        shares = settings.prompt_cache and is_paged
-        cache = PrefixCache(pool, block_size, shares, settings.prompt_cache_min_prefix, ttl_s)
+        least = settings.prompt_cache_min_prefix
+        cache = PrefixCache(pool, block_size, settings.prompt_cache, least, ttl_s, whole_states=not is_paged)
         config = SchedulerConfig(
             num_slots=settings.batch_rows,
             max_batch_size=settings.batch_rows,

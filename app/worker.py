@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
@@ -25,6 +26,8 @@ log = logging.getLogger("mlxcel.worker")
 Status = Literal["loading", "ready", "draining", "dead"]
 WATCH_INTERVAL_S = 0.5
 CHECK_INTERVAL_S = 10.0
+LEAST_WAIT_S, MOST_WAIT_S = 1.0, 30.0
+LATELY_S, NUM_ENDS = 60.0, 32  # what counts of the ends that tell how fast places become free
 
 
 Sink = Callable[[News], None]
@@ -57,6 +60,7 @@ class Worker:
         self._inbox: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
         self._sinks: dict[int, Sink] = {}
         self._resets: set[asyncio.Future[None]] = set()
+        self._ended_s: deque[float] = deque(maxlen=NUM_ENDS)
         self._tick_began_s: float | None = None
         self._checked_s = 0.0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -102,7 +106,17 @@ class Worker:
                 f"n: {num_requests} answers are asked for at once, and this server holds at most {self._capacity}", "n"
             )
         if len(self._sinks) + num_requests > self._capacity:
-            raise Overloaded
+            raise Overloaded(retry_after_s=self._wait_s())
+
+    def _wait_s(self) -> float:
+        """How long it takes until all who wait now have a slot, as fast as requests have ended lately. Who comes back
+        sooner is likely to be refused again, and what refusing costs is taken from those who are answered."""
+        now_s = time.monotonic()
+        ended_s = [at_s for at_s in self._ended_s if now_s - at_s < LATELY_S]
+        if not ended_s:
+            return LEAST_WAIT_S
+        wait_s = (now_s - ended_s[0]) / len(ended_s) * self.snapshot.num_queued
+        return min(max(wait_s, LEAST_WAIT_S), MOST_WAIT_S)
 
     def submit(self, requests: Sequence[Request], sink: Sink) -> None:
         """Take requests that belong together: all of them or none. Raises as ``check_room``."""
@@ -175,6 +189,8 @@ class Worker:
 
     def _forget(self, request_id: int) -> bool:
         known = self._sinks.pop(request_id, None) is not None
+        if known:
+            self._ended_s.append(time.monotonic())
         if not self._sinks:
             self._emptied.set()
         return known

@@ -30,12 +30,12 @@ at its caches and by a probe, and never by this table; the log and `decode_path`
 
 ## What can be loaded
 
-* **Folders** with `config.json`, safetensors and a tokenizer, as MLX and Hugging Face have them, quantised ones with different
-  bits in different layers among them. On a CPU all of it is unpacked to float32 (`MLXCEL_WEIGHT_DTYPE`), or refused with
-  the sum where that does not fit.
-* **GGUF files** of the architectures llama, qwen2, qwen3 and gemma, with the tensor types MLX reads (F32, F16, Q4_0, Q4_1 and
-  Q8_0 as they are, some others unpacked), and vocabularies of byte-level BPE (gpt-2, smollm, llama-bpe, qwen2) or of
-  SentencePiece. Rotary embeddings that are scaled, and parts of split files, are refused by name.
+* **Folders** with `config.json`, safetensors and a tokenizer, as MLX and Hugging Face have them, also quantised ones
+  with different bits in different layers. On a CPU all of it is unpacked to float32 (`MLXCEL_WEIGHT_DTYPE`), or refused
+  with the sum where that does not fit.
+* **GGUF files** of the architectures llama, qwen2, qwen3 and gemma, with the tensor types MLX reads (F32, F16, Q4_0,
+  Q4_1 and Q8_0 as they are, some others unpacked), and vocabularies of byte-level BPE (gpt-2, smollm, llama-bpe,
+  qwen2) or of SentencePiece. Rotary embeddings that are scaled, and parts of split files, are refused by name.
 * **Adapters** that mlx-lm's training has written: `MLXCEL_ADAPTER`.
 * **Models that see**: their text part, on the path of its family. A picture in a message is refused by name.
 
@@ -58,7 +58,9 @@ and cache of a model disagree on its window, by a token in plamo3, the mask coun
 Families whose layers keep a state that is not keys and values of single tokens, or that attend without asking for the
 function which this server takes the place of. Each request has mlx-lm's caches of its own while its prompt is read.
 Where those can be merged, all rows that draw then share one forward; their caches are padded to the longest. Prefixes
-are not shared on these two paths, nothing is speculated, no step is submitted ahead, and deterministic mode is refused.
+are not shared on these two paths; a chat that goes on begins from a snapshot of the whole state at the end of its
+history, before the answer's own turn is opened. Snapshots are bounded by a fifth of the pool and by
+`MLXCEL_PROMPT_CACHE_TTL`. Nothing is speculated, no step is submitted ahead, and deterministic mode is refused.
 Blocks are counted all the same, for admission: what a token takes, and what a request takes besides, is looked at
 when the model is loaded. `MLXCEL_DECODE_STORAGE_BACKEND=dense` chooses this way for any model, `paged` rules it out.
 

@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import generate_step
 
+from app.engine.dense import DenseEngine
 from app.engine.engine import Engine
 from app.kv.block_pool import BlockPool
 from app.kv.block_table import BlockTables
@@ -30,15 +31,20 @@ def greedy_request(request_id: int, prompt: Sequence[int], max_tokens: int, **fi
 
 
 def build_scheduler(
-    num_blocks: int, block_size: int, prefix_cache: bool = False, drafter: Drafter | None = None, **config: Any
+    num_blocks: int,
+    block_size: int,
+    prefix_cache: bool = False,
+    drafter: Drafter | None = None,
+    whole_states: bool = False,
+    **config: Any,
 ) -> Scheduler:
     pool = BlockPool(num_blocks)
-    cache = PrefixCache(pool, block_size, prefix_cache, min_tokens=1)
+    cache = PrefixCache(pool, block_size, prefix_cache or whole_states, min_tokens=1, whole_states=whole_states)
     return Scheduler(replace(SchedulerConfig(), **config), BlockTables(pool, cache, block_size), drafter)
 
 
 def run(
-    engine: Engine,
+    engine: Engine | DenseEngine,
     scheduler: Scheduler,
     arrivals: Mapping[int, Sequence[Request]],
     leave: Callable[[int, Scheduler], None] = lambda tick, scheduler: None,

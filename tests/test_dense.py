@@ -3,6 +3,8 @@ every family are compared in test_coverage.py."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import pytest
 
@@ -10,6 +12,7 @@ from app.engine.caches import empty_caches, look
 from app.engine.dense import DenseEngine, DensePath
 from app.engine.engine import Engine
 from app.engine.paths import DENSE_PATHS, open_engine
+from app.engine.snapshots import Snapshots
 from app.engine.states import States, arrays
 from app.errors import EngineFault, StartError
 from app.request import FinishReason, SamplingParams
@@ -148,8 +151,8 @@ def test_caches_come_together_and_apart_as_asked() -> None:
     model = build("llama")
     states = States(lambda: empty_caches(model))
     for request_id in (1, 2, 3):
-        caches = states.begin(request_id)
-        mx.eval(model(mx.array([[request_id] * request_id]), cache=caches))
+        states.begin(request_id)
+        mx.eval(model(mx.array([[request_id] * request_id]), cache=states.apart(request_id)))
     members, shared = states.together([1, 3])
     assert (list(members), shared[0].keys.shape[0]) == ([1, 3], 2)
     members, shared = states.together([2, 3, 1])
@@ -212,3 +215,101 @@ def test_a_model_that_was_tried_on_one_path_is_whole_on_the_next() -> None:
     with pytest.raises(StartError):
         Engine(loaded("gemma2", model), num_blocks=8, block_size=4)
     assert mx.allclose(model(prompt, cache=empty_caches(model)), want, rtol=0, atol=1e-4 * mx.abs(want).max().item())
+
+
+CONTROL = 96
+
+
+def chat(*turns: list[int]) -> list[int]:
+    """A prompt as templates make them: a control token opens each turn, and at last that of the answer."""
+    return [token for turn in turns for token in (CONTROL, *turn)] + [CONTROL]
+
+
+def with_snapshots(family: str, max_bytes: int = 1 << 30, **kept: Any) -> tuple[DenseEngine, Snapshots]:
+    snapshots = Snapshots(max_bytes, {CONTROL}, **kept)
+    return DenseEngine(loaded(family, build(family)), 64, 4, BATCHED, snapshots), snapshots
+
+
+@pytest.mark.parametrize("chunk", [3, 64])
+@pytest.mark.parametrize("family", ["mamba", "jamba", "recurrent_gemma", "gemma3n", "qwen3_next", "deepseek_v3"])
+def test_the_next_turn_of_a_chat_begins_where_its_history_ended(family: str, chunk: int) -> None:
+    model = build(family)
+    engine, _ = with_snapshots(family)
+    scheduler = build_scheduler(64, 4, prefill_chunk=chunk, whole_states=True)
+    first = chat(PROMPTS[2][:14])
+    answer = plain_greedy(model, first, NUM_NEW)[0]
+    second = chat(PROMPTS[2][:14], answer, PROMPTS[1])
+    for prompt, num_cached in ((first, 0), (second, len(first) - 1), (second, len(second) - 1)):
+        tokens, logits = plain_greedy(model, prompt, NUM_NEW)
+        request = greedy_request(num_cached, prompt, NUM_NEW)
+        assert_same_tokens(run(engine, scheduler, {0: [request]})[num_cached], tokens, logits)
+        assert request.num_cached == num_cached
+    cache = scheduler._tables.prefix_cache
+    assert (cache.hits, cache.misses, cache.tokens_reused) == (
+        2,
+        {"cold": 1, "short": 0, "off": 0},
+        len(first) + len(second) - 2,
+    )
+    scheduler.reset_prefix_cache()
+    request = greedy_request(7, second, NUM_NEW)
+    run(engine, scheduler, {0: [request]})
+    assert request.num_cached == 0
+
+
+def test_a_chat_is_nobody_elses() -> None:
+    engine, snapshots = with_snapshots("jamba")
+    scheduler = build_scheduler(64, 4, whole_states=True)
+    prompt = chat(PROMPTS[2])
+    for i, (fields, num_cached) in enumerate(
+        (
+            ({"use_prefix_cache": False}, 0),
+            ({"cache_salt": "a"}, 0),
+            ({"cache_salt": "b"}, 0),
+            ({"cache_salt": "a"}, len(prompt) - 1),
+            ({"cache_salt": "a", "use_prefix_cache": False}, 0),
+        )
+    ):
+        request = greedy_request(i, prompt, 2, **fields)
+        run(engine, scheduler, {0: [request]})
+        assert request.num_cached == num_cached
+    assert len(snapshots) == 2
+
+
+def test_snapshots_are_bounded_by_bytes_and_by_age() -> None:
+    now_s = 0.0
+    engine, snapshots = with_snapshots("mamba", ttl_s=10.0, clock=lambda: now_s)
+    first, second, third = (chat([n] * 6) for n in (1, 2, 3))
+
+    def ask(request_id: int, prompt: list[int]) -> int:
+        result = engine.step(Plan((row(request_id, prompt, 0, len(prompt))._replace(salt=""),), gone=(request_id - 1,)))
+        return result.reused[request_id]
+
+    assert [ask(i, prompt) for i, prompt in enumerate((first, second, first))] == [0, 0, 6]
+    assert len(snapshots) == 2
+    snapshots._max_bytes = snapshots.num_bytes
+    assert ask(3, third) == 0  # in place of the second, which was used longest ago
+    assert [ask(4, first), ask(5, second)] == [6, 0]
+    now_s = 11.0
+    assert ask(6, second) == 0
+    assert len(snapshots) == 1
+    snapshots._max_bytes = 1
+    assert ask(7, third) == 0
+    assert len(snapshots) == 0
+
+
+def test_what_a_failed_request_left_is_not_trusted() -> None:
+    engine, snapshots = with_snapshots("mamba")
+    prompt = chat(PROMPTS[1])
+    engine.step(Plan((row(0, prompt, 0, len(prompt))._replace(salt=""),)))
+    assert len(snapshots) == 1
+    for array in arrays(engine._states.apart(0)):
+        array[...] = float("nan")
+    assert engine.step(Plan((row(0, [*prompt, 1], len(prompt), 1),))).failures.keys() == {0}
+    assert len(snapshots) == 0
+
+
+def test_a_prompt_without_a_turn_leaves_nothing() -> None:
+    engine, snapshots = with_snapshots("mamba", min_tokens=8)
+    for i, prompt in enumerate((PROMPTS[1], [*PROMPTS[1][:4], CONTROL, 1], [CONTROL])):
+        engine.step(Plan((row(i, prompt, 0, len(prompt))._replace(salt=""),)))
+    assert len(snapshots) == 0

@@ -81,7 +81,7 @@ def refusal(exc: Exception) -> Refusal:
             body = _envelope(str(exc), kind, exc.param, exc.code)
         case _:
             body = _envelope(str(exc), kind)
-    wait_s = exc.retry_after_s if isinstance(exc, errors.RateLimited) else RETRY_AFTER_S if status == 503 else None
+    wait_s = getattr(exc, "retry_after_s", RETRY_AFTER_S if status == 503 else None)
     headers = {} if wait_s is None else {"retry-after": str(max(1, math.ceil(wait_s)))}
     if status == 401:
         headers["www-authenticate"] = "Bearer"

@@ -1,7 +1,7 @@
 """The engine for families that keep more than keys and values, or attend past the seam: state in mlx-lm's own caches.
 
-Prompts are read each for itself; all rows that draw share one forward, if the family's caches can be batched. Nothing
-is shared between requests, and a step is never submitted before the last one was read.
+Prompts are read each for itself; all rows that draw share one forward, if the family's caches can be batched. A chat
+that goes on begins from a snapshot, and a step is never submitted before the last one was read.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from app.engine.kernels import on_cpu, quicken
 from app.engine.loader import LoadedModel, free_bytes
 from app.engine.probe import Probe
 from app.engine.sampler import draw_rows
+from app.engine.snapshots import Snapshots
 from app.engine.states import States, arrays
 from app.engine.step import InFlight
 from app.errors import EngineFault
@@ -34,8 +35,15 @@ class DenseEngine:
 
     is_paged = False
 
-    def __init__(self, loaded: LoadedModel, num_blocks: int, block_size: int, path: DensePath) -> None:
-        """Prove the model on this path.
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        num_blocks: int,
+        block_size: int,
+        path: DensePath,
+        snapshots: Snapshots | None = None,
+    ) -> None:
+        """Prove the model on this path. Without ``snapshots`` nothing is kept of a request that has ended.
 
         Raises:
             StartError: rows that are computed together, or in pieces, do not give this family's logits.
@@ -45,6 +53,9 @@ class DenseEngine:
         self._block_bytes = loaded.kept.bytes_per_token * block_size
         self._batches = path == "dense native batched"
         self._states = States(lambda: empty_caches(self._model))
+        self._snapshots = snapshots
+        self._epoch = 0
+        self._known: dict[int, int] = {}  # how many tokens of a request were there when it began
         self.decode_path = path
         probe = Probe.of_caches(loaded)
         if on_cpu():
@@ -59,6 +70,11 @@ class DenseEngine:
     def submit(self, plan: Plan) -> InFlight:
         """Start a step and return before its draws are known. Raises as ``Engine.step``."""
         self._states.forget(plan.gone)
+        for request_id in plan.gone:
+            self._known.pop(request_id, None)
+        if plan.epoch != self._epoch and self._snapshots is not None:
+            self._snapshots.clear()
+        self._epoch = plan.epoch
         drawing, failures = None, dict[int, str]()
         try:
             drawn = [draw for row in plan.rows for draw in row.each_draw()]
@@ -69,13 +85,18 @@ class DenseEngine:
                 mx.async_eval(*(drawing.arrays() if drawing else ()))
         except Exception as error:
             raise self._fault(error) from error
-        return InFlight(drawing, failures)
+        begun = [row.request_id for row in plan.rows if row.start == 0 and row.salt is not None]
+        reused = {request_id: self._known.get(request_id, 0) for request_id in begun}
+        return InFlight(drawing, failures, reused={} if self._snapshots is None else reused)
 
     def finish_rows(self, step: InFlight) -> Result:
         """As ``Engine.finish_rows``."""
         try:
             mx.eval(*self._states.arrays(), *step.arrays())
-            return step.read()
+            result = step.read()
+            for request_id in result.failures if self._snapshots is not None else ():
+                self._snapshots.withdraw(request_id)
+            return result
         except Exception as error:
             raise self._fault(error) from error
 
@@ -91,7 +112,7 @@ class DenseEngine:
         """Free weights and states. The engine cannot be used afterwards."""
         held_bytes = mx.get_active_memory()
         self._states.clear()
-        del self._model, self._states
+        del self._model, self._states, self._snapshots
         gc.collect()  # a model's modules and their wrappers refer to one another
         mx.clear_cache()
         left_bytes = mx.get_active_memory()
@@ -104,13 +125,33 @@ class DenseEngine:
         No output head is computed there: MLX computes what is asked for, and those logits are not.
         """
         for row in rows:
-            caches = self._states.begin(row.request_id) if row.start == 0 else None
-            if num_read := row.num_new - row.draws:
-                caches = caches or self._states.apart(row.request_id)
-                self._model(mx.array([row.tokens[row.start : row.start + num_read]]), cache=caches)
-                mx.eval(arrays(caches))
+            if row.start == 0:
+                self._begin(row)
+            begin, end = max(row.start, self._known.get(row.request_id, 0)), row.start + row.num_new - row.draws
+            boundary = 0 if self._snapshots is None else self._snapshots.boundary(row)
+            if begin < boundary <= end:
+                self._read(row, begin, boundary)
+                self._snapshots.keep(row, boundary, self._states.apart(row.request_id))
+                begin = boundary
+            if begin < end:
+                self._read(row, begin, end)
         drawing = [row for row in rows if row.draws]
         return self._draw_from(drawing) if drawing else None
+
+    def _begin(self, row: Row) -> None:
+        self._known.pop(row.request_id, None)
+        if self._snapshots is not None and row.salt is not None:
+            num_known, caches = self._snapshots.find(row)
+            if num_known:
+                self._known[row.request_id] = num_known
+                self._states.begin(row.request_id, caches)
+                return
+        self._states.begin(row.request_id)
+
+    def _read(self, row: Row, begin: int, end: int) -> None:
+        caches = self._states.apart(row.request_id)
+        self._model(mx.array([row.tokens[begin:end]]), cache=caches)
+        mx.eval(arrays(caches))
 
     def _draw_from(self, rows: Sequence[Row]) -> mx.array:
         # Caches in which nothing was written yet cannot all be merged with others; nor is there a reason to merge one.
@@ -131,4 +172,5 @@ class DenseEngine:
 
     def _fault(self, error: Exception) -> EngineFault:
         self._states.clear()
+        self._known.clear()
         return EngineFault(f"{type(error).__name__}: {error}")

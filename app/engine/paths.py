@@ -7,6 +7,7 @@ import logging
 from app.engine.dense import DenseEngine, DensePath
 from app.engine.engine import Engine
 from app.engine.loader import LoadedModel
+from app.engine.snapshots import Snapshots
 from app.errors import StartError
 
 log = logging.getLogger("mlxcel.engine")
@@ -15,10 +16,15 @@ DENSE_PATHS: tuple[DensePath, ...] = ("dense native batched", "per-row fallback"
 
 
 def open_engine(
-    loaded: LoadedModel, num_blocks: int, block_size: int, backend: str = "auto", deterministic: bool = False
+    loaded: LoadedModel,
+    num_blocks: int,
+    block_size: int,
+    backend: str = "auto",
+    deterministic: bool = False,
+    snapshots: Snapshots | None = None,
 ) -> Engine | DenseEngine:
     """Ragged paged, dense native batched, per-row fallback, in this order. ``backend`` is auto, paged (that or none) or
-    dense (not that).
+    dense (not that). ``snapshots`` is what the latter two keep of chats.
 
     Raises:
         StartError: no path serves it; the text has what the first one that may serve it does not do.
@@ -35,7 +41,7 @@ def open_engine(
         raise StartError("MLXCEL_SDPA_DETERMINISTIC=1 is there for MLXCEL_DECODE_STORAGE_BACKEND=paged alone")
     for path in DENSE_PATHS:
         try:
-            engine = DenseEngine(loaded, num_blocks, block_size, path)
+            engine = DenseEngine(loaded, num_blocks, block_size, path, snapshots)
         except StartError as error:
             refusal = refusal or error
             log.info("not %s: %s", path, error)

@@ -29,11 +29,10 @@ class States:
         self._members: list[int] = []
         self._shared: Caches = []
 
-    def begin(self, request_id: int) -> Caches:
-        """Empty caches for a request, whatever it had."""
+    def begin(self, request_id: int, caches: Caches | None = None) -> None:
+        """Give a request ``caches`` of its own, or empty ones, whatever it had."""
         self.forget([request_id])
-        self._apart[request_id] = self._make()
-        return self._apart[request_id]
+        self._apart[request_id] = caches or self._make()
 
     def apart(self, request_id: int) -> Caches:
         """The caches of one request alone, taken out of the shared ones if they lie there. Raises KeyError."""

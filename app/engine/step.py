@@ -16,11 +16,12 @@ UNSOUND = "its logits are not finite numbers"
 @dataclass(frozen=True, slots=True)
 class InFlight:
     """A submitted step: what it will draw, and the rows that have failed already, as in ``Result``. ``astray`` are the
-    requests whose row has started from another token than was drawn in the step before."""
+    requests whose row has started from another token than was drawn in the step before. ``reused`` as in ``Result``."""
 
     drawing: Drawing | None
     failures: dict[int, str]
     astray: set[int] = field(default_factory=set)
+    reused: dict[int, int] = field(default_factory=dict)
 
     def following(self, rows: Sequence[Row]) -> mx.array:
         """As ``Drawing.following``."""
@@ -44,4 +45,4 @@ class InFlight:
         for row in self.unsound():
             draws.pop(row.request_id, None)
             failures[row.request_id] = UNSOUND
-        return Result(draws, failures)
+        return Result(draws, failures, self.reused)

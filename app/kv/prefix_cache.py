@@ -60,7 +60,10 @@ class PrefixCache:
     A tree of nodes, because a key spelt out as nested tuples costs the whole context for every hash. Counters:
     ``lookups`` is ``hits`` plus the misses "cold" (nothing known) and "short" (under ``min_tokens``); a miss "off" is
     an admission that was not allowed to look. ``evictions_lru`` counts keys lost because a block was needed,
-    ``evictions_ttl`` those lost because nobody had used them for ``ttl_s`` seconds (None: never).
+    ``evictions_ttl`` those lost because nobody had used them for ``ttl_s`` seconds (None: never). ``epoch`` counts how
+    often it was cleared.
+
+    With ``whole_states`` there is nothing in it: the engine has what can be reused, and says what it found (``count``).
     """
 
     def __init__(
@@ -70,8 +73,11 @@ class PrefixCache:
         enabled: bool = True,
         min_tokens: int = 0,
         ttl_s: float | None = None,
+        whole_states: bool = False,
     ) -> None:
-        self.enabled = enabled
+        self.enabled = enabled and not whole_states
+        self.epoch = 0
+        self._is_told = enabled and whole_states
         self.hits = 0
         self.inserts = 0
         self.evictions_lru = 0
@@ -104,7 +110,7 @@ class PrefixCache:
         Changes nothing; ``record`` counts the match that is acted on.
         """
         if not (self.enabled and allowed):
-            return Match(miss="off")
+            return Match(miss="untold" if self._is_told and allowed else "off")
         node = self._roots.get(salt)
         if node is None:
             return Match()
@@ -126,8 +132,12 @@ class PrefixCache:
         if match.miss is None:
             self.hits += 1
             self.tokens_reused += match.num_tokens
-        else:
+        elif match.miss != "untold":
             self.misses[match.miss] += 1
+
+    def count(self, num_tokens: int) -> None:
+        """Count what the engine has found for an admission, 0 tokens: nothing."""
+        self.record(Match(num_tokens=num_tokens, miss=None if num_tokens else "cold"))
 
     def knows(self, node: Node) -> bool:
         """Whether the node still has its key: it may have lost it to an eviction."""
@@ -168,6 +178,7 @@ class PrefixCache:
 
     def clear(self) -> int:
         """Forget every key and return how many there were. Blocks that somebody holds stay with their holders."""
+        self.epoch += 1
         return sum(self._drop(node) for root in list(self._roots.values()) for node in list(root.children.values()))
 
     def check(self) -> None:

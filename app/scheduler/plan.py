@@ -24,6 +24,9 @@ class Row(NamedTuple):
     A row that decodes may carry a ``draft``: tokens that are guessed to follow, counted in ``num_new`` and computed as
     if they were the request's. It draws after its last own token and after each of the draft. A row with a
     ``constraint`` never does: what may be drawn depends on every token before.
+
+    ``salt`` says with whom it may share what it begins with; None: with nobody. Only an engine that finds out by itself
+    what can be shared looks at it.
     """
 
     request_id: int
@@ -36,15 +39,15 @@ class Row(NamedTuple):
     sampling: SamplingParams
     draft: tuple[int, ...] = ()
     constraint: Constraint | None = None
+    salt: str | None = None
 
     @classmethod
     def of(cls, request: Request, num_new: int, blocks: Sequence[int], draft: tuple[int, ...] = ()) -> Row:
         """The next ``num_new`` tokens of a request that holds ``blocks``, and a draft on top if they are its last."""
         tokens, start, num_all = request.tokens, request.num_computed, num_new + len(draft)
-        draws, sampling = start + num_new == len(tokens), request.sampling
-        return cls(
-            request.id, tokens, start, num_all, blocks, draws, request.num_prompt, sampling, draft, request.constraint
-        )
+        draws, sampling, num_prompt = start + num_new == len(tokens), request.sampling, request.num_prompt
+        salt, constraint = request.cache_salt if request.use_prefix_cache else None, request.constraint
+        return cls(request.id, tokens, start, num_all, blocks, draws, num_prompt, sampling, draft, constraint, salt)
 
     @property
     def is_chunk(self) -> bool:
@@ -73,7 +76,8 @@ class Plan:
     It counts the steps since the last one that was submitted with nothing in flight.
 
     ``gone`` are the requests that have left their seats since the plan before, to take one again later or never: what
-    an engine holds of them outside their blocks is of no use any more. They come before the rows.
+    an engine holds of them outside their blocks is of no use any more. They come before the rows. ``epoch`` counts how
+    often all that was shared had to be forgotten.
     """
 
     rows: tuple[Row, ...] = ()
@@ -81,6 +85,7 @@ class Plan:
     num_blocks: int = 0
     num_ahead: int = 0
     gone: tuple[int, ...] = ()
+    epoch: int = 0
 
     @property
     def kind(self) -> Kind:
@@ -105,10 +110,12 @@ class Draw(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Result:
     """What a tick brought, by request id: the draws of a row in their order, also those behind a draft that turns out
-    wrong. A failed request did not get its token; the text says why (for the log)."""
+    wrong. A failed request did not get its token; the text says why (for the log). ``reused`` has those for whom the
+    engine itself has looked for something to begin from: how many tokens it found, 0 for none."""
 
     draws: dict[int, tuple[Draw, ...]] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
+    reused: dict[int, int] = field(default_factory=dict)
 
 
 class Admitted(NamedTuple):

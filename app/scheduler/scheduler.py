@@ -22,8 +22,7 @@ class Scheduler:
     """Requests from arrival to end. A tick is ``plan``, a forward by the engine, ``apply``; nothing but ``ahead`` comes
     between. ``add``, ``cancel``, ``finish`` and ``reset_prefix_cache`` are for the time between two ticks.
 
-    Requests are known by id; once one has finished its id means nothing here. All times are in seconds of the caller's
-    clock.
+    Requests are known by id; once one has finished its id means nothing here. Times are seconds of the caller's clock.
     """
 
     def __init__(self, config: SchedulerConfig, tables: BlockTables, drafter: Drafter | None = None) -> None:
@@ -98,7 +97,8 @@ class Scheduler:
         rows = [Row.of(request, 1, blocks(request.id), draft) for request, draft in drafts]
         rows += [Row.of(request, share, blocks(request.id)) for request, share in chunks]
         rows.sort(key=lambda row: row.num_new > 1)  # one token of a prompt is a row like those that decode
-        return Plan(tuple(rows), tuple(copies), gone=self._seats.gone() if rows else ())
+        gone, epoch = self._seats.changes() if rows else ((), 0)
+        return Plan(tuple(rows), tuple(copies), gone=gone, epoch=epoch)
 
     def ahead(self, plan: Plan) -> Plan | None:
         """The step to submit while ``plan`` is in flight, to be applied right after it; None where one ends a run of
@@ -116,6 +116,7 @@ class Scheduler:
         events: list[Event] = []
         num_prefill = num_decode = num_chunks = 0
         draws, failures, block_size = result.draws, result.failures, self._tables.block_size
+        self._seats.reuse(result.reused, self._unannounced)
         for row in rows:
             request, drawn = self._seats[row.request_id], draws.get(row.request_id, ())
             if row.draft:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import ValuesView
+from collections.abc import Container, Mapping, ValuesView
 
 from app.errors import kind_and_place
 from app.kv.block_table import BlockTables, Quote
@@ -104,10 +104,18 @@ class Seats:
         self._gone.append(request.id)
         return is_sound
 
-    def gone(self) -> tuple[int, ...]:
-        """Who has left since this was asked before."""
+    def reuse(self, reused: Mapping[int, int], fresh: Container[int]) -> None:
+        """Enter how many tokens of these requests the engine has found by itself; a client is told of what was found
+        for a ``fresh`` one."""
+        for request_id, num_tokens in reused.items():
+            self._tables.prefix_cache.count(num_tokens)
+            if request_id in fresh:
+                self._running[request_id].num_cached = num_tokens
+
+    def changes(self) -> tuple[tuple[int, ...], int]:
+        """Who has left since this was asked before, and how often all prefixes were forgotten."""
         gone, self._gone = tuple(self._gone), []
-        return gone
+        return gone, self._tables.prefix_cache.epoch
 
     def views(self) -> tuple[SlotView, ...]:
         """Every slot as it is now."""

@@ -36,7 +36,7 @@ class Vocabulary:
         """Raises StartError if the tokenizer is not a fast one, or its decoder is of a kind not known here."""
         self._tokenizer = fast_tokenizer(tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
-        self._control = frozenset(token for token, one in added.items() if one.special)
+        self.control_tokens = frozenset(token for token, one in added.items() if one.special)
         self.added = {one.content: token for token, one in added.items()}  # beside what it was trained to
         state = self._tokenizer.decoder.__getstate__() if self._tokenizer.decoder else '{"type": "nothing"}'
         decoder = json.loads(state)
@@ -54,7 +54,7 @@ class Vocabulary:
 
     def is_control(self, token: int) -> bool:
         """Whether the token steers the model and stands for no text."""
-        return token in self._control
+        return token in self.control_tokens
 
     def name(self, token: int) -> str:
         """How a control token is written."""
