@@ -39,13 +39,15 @@ at its caches and by a probe, and never by this table; the log and `decode_path`
 * **Adapters** that mlx-lm's training has written: `MLXCEL_ADAPTER`.
 * **Models that see**: their text part, on the path of its family. A picture in a message is refused by name.
 
+## Families
+
 All differences are the largest of any logit, as a part of the largest logit, in float32 on a CPU. What is above
 {tolerance:g} is in bold.
 
 The difference is that of a path from the model's own forward of a whole prompt, with four prompts that join one after
 the other and are read one to four tokens at a time.
 
-## Ragged paged
+### Ragged paged
 
 A layer with a sliding window keeps a `RotatingKVCache` in mlx-lm, which drops what lies behind the window. Here the
 blocks behind it stay until the request ends, like those of other layers, and attention skips them: such a layer costs
@@ -53,7 +55,7 @@ the time of its window and the memory of the whole context, and prefixes are sha
 and cache of a model disagree on its window, by a token in plamo3, the mask counts.
 
 {ragged}
-## From mlx-lm's own caches
+### From mlx-lm's own caches
 
 Families whose layers keep a state that is not keys and values of single tokens, or that attend without asking for the
 function which this server takes the place of. Each request has mlx-lm's caches of its own while its prompt is read.
@@ -65,10 +67,10 @@ Blocks are counted all the same, for admission: what a token takes, and what a r
 when the model is loaded. `MLXCEL_DECODE_STORAGE_BACKEND=dense` chooses this way for any model, `paged` rules it out.
 
 {dense}
-## Refused
+### Refused
 
 {refused}
-## Untried
+### Untried
 
 {untried}"""
 

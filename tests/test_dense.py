@@ -284,11 +284,11 @@ def test_snapshots_are_bounded_by_bytes_and_by_age() -> None:
         result = engine.step(Plan((row(request_id, prompt, 0, len(prompt))._replace(salt=""),), gone=(request_id - 1,)))
         return result.reused[request_id]
 
-    assert [ask(i, prompt) for i, prompt in enumerate((first, second, first))] == [0, 0, 6]
+    assert [ask(i, prompt) for i, prompt in enumerate((first, second, first))] == [0, 0, 7]
     assert len(snapshots) == 2
     snapshots._max_bytes = snapshots.num_bytes
     assert ask(3, third) == 0  # in place of the second, which was used longest ago
-    assert [ask(4, first), ask(5, second)] == [6, 0]
+    assert [ask(4, first), ask(5, second)] == [7, 0]
     now_s = 11.0
     assert ask(6, second) == 0
     assert len(snapshots) == 1
