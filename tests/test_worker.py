@@ -335,6 +335,29 @@ def test_a_sink_that_raises_costs_the_others_nothing(caplog: pytest.LogCaptureFi
     assert "secret" not in caplog.text
 
 
+def test_who_is_refused_is_told_when_those_who_wait_will_have_a_slot() -> None:
+    async def body() -> None:
+        engine = PlayedEngine(num_steps=0)
+        async with working(engine, capacity=4, num_slots=1, max_batch_size=1) as worker:
+            mail = Mailbox()
+            worker.submit([ask(i) for i in range(4)], mail)
+            await until(lambda: worker.snapshot.num_queued == 3)
+            waits = []
+            # Nobody has ended yet; one every two seconds; one every minute, or long ago; all at once.
+            for ended_s in ([], range(0, -20, -2), [-59, -1], [-61], [0] * 9):
+                worker._ended_s.clear()
+                worker._ended_s.extend(sorted(time.monotonic() + at_s for at_s in ended_s))
+                with pytest.raises(Overloaded) as refused:
+                    worker.submit([ask(9)], mail)
+                waits.append(refused.value.retry_after_s)
+            assert waits == [1.0, pytest.approx(5.4, abs=0.2), 30.0, 1.0, 1.0]
+            engine.allow()
+            await until(lambda: ended(mail, 0, 1, 2, 3))
+            assert len(worker._ended_s) == 9 + 4
+
+    go(body())
+
+
 def test_a_request_that_waits_too_long_for_its_slot_is_refused() -> None:
     async def body() -> None:
         engine = PlayedEngine(num_steps=0)
