@@ -46,6 +46,7 @@ FAMILIES: tuple[tuple[str, DensePath], ...] = (
     ("gemma4", BATCHED),
     ("gemma2", BY_ROWS),
     ("llama4", BY_ROWS),
+    ("minimax_m3_vl", BY_ROWS),
 )
 PROMPTS = [[(7 * i + 13 * n) % VOCABULARY for i in range(n)] for n in (1, 9, 26, 5)]
 NUM_NEW = 8

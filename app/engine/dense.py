@@ -16,7 +16,7 @@ import mlx.core as mx
 from app.engine.caches import empty_caches
 from app.engine.kernels import on_cpu, quicken
 from app.engine.loader import LoadedModel, free_bytes
-from app.engine.probe import Probe
+from app.engine.probe import Probe, refused
 from app.engine.sampler import draw_rows
 from app.engine.snapshots import Snapshots
 from app.engine.states import States, arrays
@@ -27,6 +27,8 @@ from app.scheduler.plan import Plan, Result, Row
 log = logging.getLogger("mlxcel.engine")
 
 DensePath = Literal["dense native batched", "per-row fallback"]
+# What a probe would have to be longer for than the context at which it begins.
+UNBATCHED = {"minimax_m3_vl": "it attends to blocks of keys that are counted from the batch's padding on"}
 
 
 class DenseEngine:
@@ -48,12 +50,14 @@ class DenseEngine:
         Raises:
             StartError: rows that are computed together, or in pieces, do not give this family's logits.
         """
+        self._batches = path == "dense native batched"
+        if self._batches and (why := UNBATCHED.get(loaded.config.get("model_type", ""))):
+            raise refused(loaded, why)
         self._model = loaded.model
         self._num_blocks = num_blocks
         self._block_bytes = loaded.kept.bytes_per_token * block_size
-        self._batches = path == "dense native batched"
         self._states = States(lambda: empty_caches(self._model))
-        self._snapshots = snapshots
+        self._snapshots = snapshots or Snapshots.none()
         self._epoch = 0
         self._known: dict[int, int] = {}  # how many tokens of a request were there when it began
         self.decode_path = path
@@ -72,7 +76,7 @@ class DenseEngine:
         self._states.forget(plan.gone)
         for request_id in plan.gone:
             self._known.pop(request_id, None)
-        if plan.epoch != self._epoch and self._snapshots is not None:
+        if plan.epoch != self._epoch:
             self._snapshots.clear()
         self._epoch = plan.epoch
         drawing, failures = None, dict[int, str]()
@@ -86,15 +90,15 @@ class DenseEngine:
         except Exception as error:
             raise self._fault(error) from error
         begun = [row.request_id for row in plan.rows if row.start == 0 and row.salt is not None]
-        reused = {request_id: self._known.get(request_id, 0) for request_id in begun}
-        return InFlight(drawing, failures, reused={} if self._snapshots is None else reused)
+        reused = {request_id: self._known.get(request_id, 0) for request_id in begun if self._snapshots.is_on}
+        return InFlight(drawing, failures, reused=reused)
 
     def finish_rows(self, step: InFlight) -> Result:
         """As ``Engine.finish_rows``."""
         try:
             mx.eval(*self._states.arrays(), *step.arrays())
             result = step.read()
-            for request_id in result.failures if self._snapshots is not None else ():
+            for request_id in result.failures:
                 self._snapshots.withdraw(request_id)
             return result
         except Exception as error:
@@ -128,7 +132,7 @@ class DenseEngine:
             if row.start == 0:
                 self._begin(row)
             begin, end = max(row.start, self._known.get(row.request_id, 0)), row.start + row.num_new - row.draws
-            boundary = 0 if self._snapshots is None else self._snapshots.boundary(row)
+            boundary = self._snapshots.boundary(row)
             if begin < boundary <= end:
                 self._read(row, begin, boundary)
                 self._snapshots.keep(row, boundary, self._states.apart(row.request_id))
@@ -139,14 +143,11 @@ class DenseEngine:
         return self._draw_from(drawing) if drawing else None
 
     def _begin(self, row: Row) -> None:
+        num_known, caches = self._snapshots.find(row)
+        self._states.begin(row.request_id, caches)
         self._known.pop(row.request_id, None)
-        if self._snapshots is not None and row.salt is not None:
-            num_known, caches = self._snapshots.find(row)
-            if num_known:
-                self._known[row.request_id] = num_known
-                self._states.begin(row.request_id, caches)
-                return
-        self._states.begin(row.request_id)
+        if num_known:
+            self._known[row.request_id] = num_known
 
     def _read(self, row: Row, begin: int, end: int) -> None:
         caches = self._states.apart(row.request_id)

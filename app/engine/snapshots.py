@@ -52,6 +52,15 @@ class Snapshots:
         self._clock = clock
         self._kept: list[Snapshot] = []  # those used longest ago first
 
+    @classmethod
+    def none(cls) -> Snapshots:
+        """What keeps nothing."""
+        return cls(0, ())
+
+    @property
+    def is_on(self) -> bool:
+        return self._max_bytes > 0
+
     def __len__(self) -> int:
         return len(self._kept)
 
@@ -68,7 +77,7 @@ class Snapshots:
         return next((place for place in places if row.tokens[place] in self._control), 0)
 
     def find(self, row: Row) -> tuple[int, Caches]:
-        """How many of a request's tokens the longest state covers, and a copy of it; 0: there is none."""
+        """How many of a request's tokens the longest state covers, and a copy of it; 0 and nothing: there is none."""
         self._expire()
         found = max((each for each in self._kept if each.begins(row)), key=lambda each: len(each.tokens), default=None)
         if found is None:

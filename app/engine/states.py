@@ -30,7 +30,7 @@ class States:
         self._shared: Caches = []
 
     def begin(self, request_id: int, caches: Caches | None = None) -> None:
-        """Give a request ``caches`` of its own, or empty ones, whatever it had."""
+        """Give a request ``caches`` of its own, fresh ones if there are none, whatever it had."""
         self.forget([request_id])
         self._apart[request_id] = caches or self._make()
 
