@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from app.engine.caches import empty_caches
 from app.engine.kernels import on_cpu, quicken
 from app.engine.loader import LoadedModel, free_bytes
+from app.engine.pages import use_huge_pages
 from app.engine.probe import Probe, refused
 from app.engine.sampler import draw_rows
 from app.engine.snapshots import Snapshots
@@ -64,6 +66,7 @@ class DenseEngine:
         probe = Probe.of_caches(loaded)
         if on_cpu():
             quicken(self._model)
+            use_huge_pages(array for _, array in tree_flatten(self._model.parameters()))
         probe.check(self.logits, loaded, "batched" if self._batches else "chunked")
         self._states.clear()
 
