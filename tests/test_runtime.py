@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 
 from app import runtime
 from app.errors import StartError, Unavailable
@@ -18,6 +21,7 @@ from app.scheduler.recording import from_json
 from app.scheduler.replay import replay
 from app.service import Ask
 from app.settings import Settings
+from ops.families.tiny import build, config_of
 
 
 def window(ctx_size: int | None, model_window: int = 8192, **settings: Any) -> int:
@@ -169,3 +173,47 @@ def test_rows_propose_where_that_is_asked_for_and_not_in_deterministic_mode(
     log = asyncio.run(body())
     assert ("MLXCEL_DRAFT_KIND=prompt-lookup has no effect" in log) is deterministic
     assert f"Model {tiny_model_dir.name} decode path: native batched forward (ragged paged)" in log
+
+
+@pytest.mark.parametrize(("family", "path"), [("jamba", "dense native batched"), ("llama4", "per-row fallback")])
+def test_a_model_without_blocks_is_served_and_its_chats_go_on(
+    family: str, path: str, model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    sizes = {"vocab_size": 49152, "max_position_embeddings": 512}
+    weights = dict(tree_flatten(build(family, **sizes).parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(config_of(family, **sizes) | {"eos_token_id": 2}))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model_dir / name, folder / name)
+
+    async def body() -> None:
+        settings = Settings(model=str(folder), cache_dir=tmp_path, kv_cache_budget="64M", draft_kind="prompt-lookup")
+        started = Runtime(settings)
+        await started.start()
+        service = started.service
+        ask = Ask(SamplingParams(temperature=0.0), max_tokens=6, ignore_eos=True)
+        story = "Tell me about a cat called Oscar, who lives in a very small house by the sea."
+        question = {"role": "user", "content": story}
+        answers = await asyncio.gather(*(said(service, [question], ask) for _ in range(3)))
+        assert len({text for text, _ in answers}) == 1
+        answer = {"role": "assistant", "content": answers[0][0]}
+        _, cached = await said(service, [question, answer, {"role": "user", "content": "And then?"}], ask)
+        assert cached > 20
+        metrics = started.metrics.render().decode()
+        assert f'decode_path="{path}"' in metrics
+        assert 'mlxcel_prompt_cache_misses_total{reason="off"} 0.0' in metrics
+        assert service.card.props["decode_path"] == path
+        assert not service.card.speculative
+        await started.drain(1.0)
+        await started.stop()
+
+    async def said(service: Any, messages: list[dict[str, Any]], ask: Ask) -> tuple[str, int]:
+        completion = await service.chat(messages, ask, {})
+        return "".join([delta.text async for delta in completion]), completion.usage.cached_tokens
+
+    with caplog.at_level("INFO", "mlxcel"):
+        asyncio.run(body())
+    assert f"decode path: {'per-row fallback (aggregate' if family == 'llama4' else 'native batched'}" in caplog.text
+    assert "MLXCEL_DRAFT_KIND=prompt-lookup has no effect on this decode path" in caplog.text
