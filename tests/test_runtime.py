@@ -189,7 +189,9 @@ def test_a_model_without_blocks_is_served_and_its_chats_go_on(
         shutil.copy(model_dir / name, folder / name)
 
     async def body() -> None:
-        settings = Settings(model=str(folder), cache_dir=tmp_path, kv_cache_budget="64M", draft_kind="prompt-lookup")
+        settings = Settings(
+            model=str(folder), cache_dir=tmp_path, kv_cache_budget="64M", draft_kind="prompt-lookup", blas="none"
+        )
         started = Runtime(settings)
         await started.start()
         service = started.service
