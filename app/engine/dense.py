@@ -59,7 +59,7 @@ class DenseEngine:
         self._num_blocks = num_blocks
         self._block_bytes = loaded.kept.bytes_per_token * block_size
         self._states = States(lambda: empty_caches(self._model))
-        self._snapshots = snapshots or Snapshots.none()
+        self._snapshots = Snapshots.none() if snapshots is None else snapshots
         self._epoch = 0
         self._known: dict[int, int] = {}  # how many tokens of a request were there when it began
         self.decode_path = path
