@@ -1,5 +1,5 @@
-"""Families that are decoded from mlx-lm's own caches, on tiny random models, against their own generation. Logits of
-every family are compared in test_coverage.py."""
+"""Families that are decoded from mlx-lm's own caches, on tiny random models, against their own generation: what
+they keep, for whom and how long. That every family gives its own tokens is in test_coverage.py."""
 
 from __future__ import annotations
 
@@ -7,47 +7,22 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models.cache import ArraysCache
 
 from app.engine.caches import empty_caches, look
-from app.engine.dense import DenseEngine, DensePath
+from app.engine.dense import DenseEngine
 from app.engine.engine import Engine
 from app.engine.paths import DENSE_PATHS, open_engine
 from app.engine.snapshots import Snapshots
 from app.engine.states import States, arrays
 from app.errors import EngineFault, StartError
-from app.request import FinishReason, SamplingParams
+from app.request import SamplingParams
 from app.scheduler.plan import Plan, Row
-from app.scheduler.scheduler import Scheduler
 from ops.families.tiny import build, described, loaded
 from tests.driving import assert_same_tokens, build_scheduler, greedy_request, plain_greedy, run
 
 VOCABULARY = described()["tiny"]["vocab_size"]
 BATCHED, BY_ROWS = DENSE_PATHS
-# Recurrent, linear attention, both beside attention, latent attention, rotating windows, shared layers.
-FAMILIES: tuple[tuple[str, DensePath], ...] = (
-    ("mamba", BATCHED),
-    ("mamba2", BATCHED),
-    ("rwkv7", BATCHED),
-    ("recurrent_gemma", BATCHED),
-    ("jamba", BATCHED),
-    ("falcon_h1", BATCHED),
-    ("granitemoehybrid", BATCHED),
-    ("kimi_linear", BATCHED),
-    ("qwen3_next", BATCHED),
-    ("qwen3_5", BATCHED),
-    ("nemotron_h", BATCHED),
-    ("lfm2", BATCHED),
-    ("plamo2", BATCHED),
-    ("bailing_moe_linear", BATCHED),
-    ("deepseek_v3", BATCHED),
-    ("deepseek_v32", BATCHED),
-    ("glm4_moe_lite", BATCHED),
-    ("gemma3n", BATCHED),
-    ("gemma4", BATCHED),
-    ("gemma2", BY_ROWS),
-    ("llama4", BY_ROWS),
-    ("minimax_m3_vl", BY_ROWS),
-)
 PROMPTS = [[(7 * i + 13 * n) % VOCABULARY for i in range(n)] for n in (1, 9, 26, 5)]
 NUM_NEW = 8
 
@@ -55,40 +30,6 @@ NUM_NEW = 8
 @pytest.fixture(autouse=True)
 def _as_on_a_cpu() -> None:
     mx.disable_compile()
-
-
-@pytest.mark.parametrize(("family", "path"), FAMILIES)
-def test_staggered_rows_equal_the_plain_forward(family: str, path: DensePath) -> None:
-    plain = build(family)
-    want = [plain_greedy(plain, prompt, NUM_NEW) for prompt in PROMPTS]
-    engine = open_engine(loaded(family, build(family)), 64, 4)
-    assert engine.decode_path == path
-    for chunk in (3, 64):
-        scheduler = build_scheduler(64, 4, prefill_chunk=chunk)
-        requests = [greedy_request(i, prompt, NUM_NEW) for i, prompt in enumerate(PROMPTS)]
-        got = run(engine, scheduler, {2 * i: [request] for i, request in enumerate(requests)})
-        for i, (tokens, logits) in enumerate(want):
-            assert_same_tokens(got[i], tokens, logits)
-
-
-@pytest.mark.parametrize(("family", "path"), FAMILIES)
-def test_rows_that_are_requeued_or_leave(family: str, path: DensePath) -> None:
-    model = build(family)
-    want = [plain_greedy(model, prompt, NUM_NEW) for prompt in PROMPTS]
-    engine = DenseEngine(loaded(family, build(family)), 64, 4, path)
-    # All prompts and their output would need 21 blocks.
-    scheduler = build_scheduler(14, 4, num_slots=5, max_batch_size=5, prefill_chunk=64)
-
-    def leave(tick: int, scheduler: Scheduler) -> None:
-        if tick == 2:
-            (event,) = scheduler.cancel(9, 2.0)
-            assert event.reason is FinishReason.CANCELLED
-
-    requests = [greedy_request(i, prompt, NUM_NEW) for i, prompt in enumerate(PROMPTS)]
-    got = run(engine, scheduler, {0: [greedy_request(9, PROMPTS[3], NUM_NEW), *requests]}, leave)
-    assert scheduler.snapshot().counters.preemptions["reclaim"] >= 1
-    for i, (tokens, logits) in enumerate(want):
-        assert_same_tokens(got[i], tokens, logits)
 
 
 def row(request_id: int, tokens: list[int], start: int, num_new: int) -> Row:
@@ -166,6 +107,21 @@ def test_caches_come_together_and_apart_as_asked() -> None:
         states.apart(3)
     states.clear()
     assert states.arrays() == []
+
+
+def test_caches_of_another_form_wait_to_join() -> None:
+    """An n-gram of the last tokens is shorter in a request that has read one."""
+    states = States(lambda: [ArraysCache(1)])
+    for request_id, length in ((1, 1), (2, 2), (3, 2), (4, 1)):
+        states.begin(request_id)
+        states.apart(request_id)[0][0] = mx.zeros((1, length))
+    assert states.joinable([2, 3, 4]) == [2, 3]
+    states.together([2, 3])
+    assert states.joinable([1, 2, 3]) == [2, 3]
+    states.apart(4)[0][0] = mx.zeros((1, 2))
+    assert states.joinable([4, 3]) == [4, 3]
+    assert states.joinable([2, 3]) == [2, 3]
+    assert states.joinable([]) == []
 
 
 def test_what_a_request_takes() -> None:

@@ -1,5 +1,5 @@
 """The ragged step on unmodified mlx-lm models of many families, tiny and random, against their own generation.
-Logits of every family are compared in test_coverage.py."""
+Of every family logits are compared, and rows cancelled and requeued, in test_coverage.py."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 from app.engine.attention import LayerCache
 from app.engine.engine import Engine
 from app.errors import StartError
-from app.request import FinishReason, SamplingParams
+from app.request import SamplingParams
 from app.scheduler.plan import Plan, Row
-from app.scheduler.scheduler import Scheduler
 from ops.families.tiny import build, described, loaded
 from tests.driving import assert_same_tokens, build_scheduler, greedy_request, plain_greedy, run
 
@@ -82,26 +81,6 @@ def test_sliding_layers_with_an_adopted_prefix(family: str, lookahead: bool) -> 
             request = greedy_request(i, prompt, NUM_NEW)
             assert_same_tokens(run(engine, scheduler, {0: [request]})[i], tokens, logits)
             assert request.num_cached == (len(PROMPTS[2]) if i else 0)
-
-
-@pytest.mark.parametrize("family", SLIDING)
-def test_sliding_layers_of_rows_that_are_requeued_or_leave(family: str) -> None:
-    model = build(family)
-    want = [plain_greedy(model, prompt, NUM_NEW) for prompt in PROMPTS]
-    engine = Engine(loaded(family, build(family)), num_blocks=64, block_size=4)
-    # All prompts and their output would need 21 blocks.
-    scheduler = build_scheduler(14, 4, num_slots=5, max_batch_size=5, prefill_chunk=64)
-
-    def leave(tick: int, scheduler: Scheduler) -> None:
-        if tick == 2:
-            (event,) = scheduler.cancel(9, 2.0)
-            assert event.reason is FinishReason.CANCELLED
-
-    requests = [greedy_request(i, prompt, NUM_NEW) for i, prompt in enumerate(PROMPTS)]
-    got = run(engine, scheduler, {0: [greedy_request(9, PROMPTS[3], NUM_NEW), *requests]}, leave)
-    assert scheduler.snapshot().counters.preemptions["reclaim"] >= 1
-    for i, (tokens, logits) in enumerate(want):
-        assert_same_tokens(got[i], tokens, logits)
 
 
 def test_a_family_with_another_cache_is_refused_by_name() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +59,18 @@ def look(model: nn.Module) -> Kept:
         return Kept(names, shapes, sum(shape.bytes_per_token for shape in shapes))
     sums = [_bytes(cache) for cache in caches]
     return Kept(names, (), max(sum(grows for grows, _ in sums), 1), sum(stays for _, stays in sums))
+
+
+def form(caches: Iterable[Any]) -> tuple[Any, ...]:
+    """The shapes of what has no place for every token, without the row. Only caches of one form can be merged: what is
+    as long as the context up to some length, as the last tokens of an n-gram are, has another at the beginning."""
+    arrays = [array for cache in _leaves(caches) if isinstance(cache, ArraysCache) for array in cache.cache]
+    return tuple(None if array is None else array.shape[1:] for array in arrays)
+
+
+def _leaves(caches: Iterable[Any]) -> Iterator[Any]:
+    for cache in caches:
+        yield from _leaves(cache.caches) if hasattr(cache, "caches") else (cache,)
 
 
 def _holds_keys_and_values(cache: Any) -> bool:

@@ -159,7 +159,9 @@ class DenseEngine:
 
     def _draw_from(self, rows: Sequence[Row]) -> mx.array:
         # Caches in which nothing was written yet cannot all be merged with others; nor is there a reason to merge one.
-        alone = [row for row in rows if not self._batches or row.start + row.num_new == 1]
+        begun = [row.request_id for row in rows if row.start + row.num_new > 1]
+        joinable = set(self._states.joinable(begun)) if self._batches else ()
+        alone = [row for row in rows if row.request_id not in joinable]
         if not alone and len(rows) == 1 and self._states.is_apart(rows[0].request_id):
             alone = list(rows)
         found = {row.request_id: self._last([row], self._states.apart(row.request_id))[0] for row in alone}

@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from app.engine.caches import form
+
 Caches: TypeAlias = list[Any]  # one a layer
 
 
@@ -42,6 +44,14 @@ class States:
 
     def is_apart(self, request_id: int) -> bool:
         return request_id in self._apart
+
+    def joinable(self, request_ids: Sequence[int]) -> list[int]:
+        """Those whose caches can be held together, with those that are so already if there are any."""
+        forms = {request_id: form(self._apart[request_id]) for request_id in request_ids if request_id in self._apart}
+        if not forms:
+            return list(request_ids)
+        known = [*map(form, [self._shared] if self._shared else ()), *forms.values()]
+        return [request_id for request_id in request_ids if forms.get(request_id, known[0]) == known[0]]
 
     def together(self, request_ids: Sequence[int]) -> tuple[Sequence[int], Caches]:
         """Caches that hold exactly these requests, and which row is whose. Raises KeyError."""
