@@ -106,7 +106,7 @@ class BlockTables:
             self.pool.touch(match.source)
         num_shared = len(blocks)
         self._take(self.blocks_for(len(tokens)) - num_shared, blocks)
-        publishes = use_cache and self.prefix_cache.enabled
+        publishes = use_cache and self.prefix_cache.keys_blocks
         node = match.nodes[-1] if match.nodes else None
         self._tables[request_id] = _Table(salt, publishes, blocks, num_shared, node)
         copies = () if match.source is None else ((match.source, blocks[num_shared]),)

@@ -75,7 +75,7 @@ def capture(tables: BlockTables) -> Books:
     return Books(
         pool.num_blocks,
         tables.block_size,
-        cache.enabled,
+        cache.keys_blocks,
         cache._min_tokens,
         cache._ttl_s,
         tuple(keyed),

@@ -75,9 +75,9 @@ class PrefixCache:
         ttl_s: float | None = None,
         whole_states: bool = False,
     ) -> None:
-        self.enabled = enabled and not whole_states
+        self.enabled = enabled
+        self.keys_blocks = enabled and not whole_states
         self.epoch = 0
-        self._is_told = enabled and whole_states
         self.hits = 0
         self.inserts = 0
         self.evictions_lru = 0
@@ -109,8 +109,8 @@ class PrefixCache:
 
         Changes nothing; ``record`` counts the match that is acted on.
         """
-        if not (self.enabled and allowed):
-            return Match(miss="untold" if self._is_told and allowed else "off")
+        if not (self.keys_blocks and allowed):
+            return Match(miss="untold" if self.enabled and allowed else "off")
         node = self._roots.get(salt)
         if node is None:
             return Match()
