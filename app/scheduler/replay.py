@@ -12,7 +12,7 @@ from app.kv.books import restore
 from app.request import FinishReason, Request, State
 from app.scheduler.plan import Draw, Plan, Result, Row
 from app.scheduler.recorder import Standing, numbers_of
-from app.scheduler.recording import Recording, Rows, rows_of
+from app.scheduler.recording import BadRecording, Recording, Rows, rows_of
 from app.scheduler.scheduler import Scheduler
 from app.scheduler.speculation import Drafter
 
@@ -121,6 +121,8 @@ def replay(recording: Recording) -> Replayed:
                     view = _view_ahead(ticks[-1].tick + 1, at_s, following, scheduler)
                     ticks.append(view._replace(outcome="lost"))
                     following = None
+            case _:
+                raise BadRecording(f"an entry that means nothing: {str(entry)[:80]}")
     if following is not None:
         ticks.append(_view_ahead(ticks[-1].tick + 1, ticks[-1].began_s, following, scheduler))
     return Replayed(ticks)
