@@ -56,7 +56,8 @@ class Replayed:
 
 def replay(recording: Recording) -> Replayed:
     """Tell the scheduler again what it was told, and compare each plan: its rows, the number of copies, the blocks held
-    and the requests waiting."""
+    and the requests waiting. Raises BadRecording for an entry of no meaning, and anything for one that makes no sense.
+    """
     drafter = _RecordedDrafts()
     scheduler, requests = rebuild(recording, drafter)
     ticks: list[TickView] = []
