@@ -135,7 +135,7 @@ class DenseEngine:
             if row.start == 0:
                 self._begin(row)
             begin, end = max(row.start, self._known.get(row.request_id, 0)), row.start + row.num_new - row.draws
-            boundary = self._snapshots.boundary(row)
+            boundary = self._snapshots.boundary(row) if begin < end else 0
             if begin < boundary <= end:
                 self._read(row, begin, boundary)
                 self._snapshots.keep(row, boundary, self._states.apart(row.request_id))
@@ -167,7 +167,10 @@ class DenseEngine:
         found = {row.request_id: self._last([row], self._states.apart(row.request_id))[0] for row in alone}
         if batch := {row.request_id: row for row in rows if row.request_id not in found}:
             members, caches = self._states.together(list(batch))
-            found |= dict(zip(members, self._last([batch[member] for member in members], caches), strict=True))
+            logits = self._last([batch[member] for member in members], caches)
+            if list(members) == [row.request_id for row in rows]:
+                return logits
+            found |= dict(zip(members, logits, strict=True))
         return mx.stack([found[row.request_id] for row in rows])
 
     def _last(self, rows: Sequence[Row], caches: list[object]) -> mx.array:
