@@ -96,6 +96,7 @@ class Request:
     finish_reason: FinishReason | None = None
     num_computed: int = 0
     num_cached: int = 0
+    num_known: int = 0  # how many the engine has by itself, though they are planned as if they were computed
     slot: int | None = None
     num_faults: int = 0  # steps that failed as a whole while this request had a row in them
     arrival: int = 0  # place in the order of arrival, given by the scheduler
@@ -103,6 +104,10 @@ class Request:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    def num_passed_over(self, start: int, num_new: int) -> int:
+        """How many of ``num_new`` tokens from ``start`` on the engine need not compute."""
+        return min(max(self.num_known - start, 0), num_new)
 
     def move(self, to: State, reason: FinishReason | None = None) -> None:
         """Change state. A finish carries its reason, and nothing else does.

@@ -124,7 +124,7 @@ class Runtime:
             window_tokens=n_ctx,
             available_bytes=loader.memory_bytes(),
             weight_bytes=loaded.weight_bytes,
-            slot_bytes=loaded.kept.bytes_besides,
+            slot_bytes=loaded.kept.bytes_besides * (2 if settings.prompt_cache else 1),  # its own, and a snapshot
         )
         log.info("%s", size.explain)
         began_s = time.monotonic()
@@ -150,11 +150,11 @@ class Runtime:
         return engine, self._scheduler(size.num_blocks, block_size, lookahead, engine.is_paged, drafter)
 
     def _snapshots(self, loaded: LoadedModel, num_tokens: int) -> Snapshots:
-        """The part of the budget that cached prefixes have in the pool's sum, for a path without a pool."""
+        """For paths without blocks to share: as much again as a fifth of the pool, and a whole state for each slot."""
         from app.engine.snapshots import Snapshots
 
         kept, settings = loaded.kept, self._settings
-        max_bytes = (num_tokens * kept.bytes_per_token + settings.batch_rows * kept.bytes_besides) // 5
+        max_bytes = num_tokens * kept.bytes_per_token // 5 + settings.batch_rows * kept.bytes_besides
         control = Vocabulary(loaded.tokenizer).control_tokens
         return Snapshots(max_bytes, control, settings.prompt_cache_min_prefix, settings.prompt_cache_ttl or None)
 

@@ -249,9 +249,9 @@ def test_snapshots_are_bounded_by_bytes_and_by_age() -> None:
     now_s = 11.0
     assert ask(6, second) == 0
     assert len(snapshots) == 1
-    snapshots._max_bytes = 1
+    snapshots._max_bytes = snapshots.num_bytes - 1
     assert ask(7, third) == 0
-    assert len(snapshots) == 0
+    assert ask(8, second) == 7  # what is too large by itself does not push out what is there
 
 
 def test_what_a_failed_request_left_is_not_trusted() -> None:
@@ -263,6 +263,28 @@ def test_what_a_failed_request_left_is_not_trusted() -> None:
         array[...] = float("nan")
     assert engine.step(Plan((row(0, [*prompt, 1], len(prompt), 1),))).failures.keys() == {0}
     assert len(snapshots) == 0
+
+
+def test_what_a_failed_request_began_from_is_not_trusted_either() -> None:
+    engine, snapshots = with_snapshots("mamba")
+    prompt = chat(PROMPTS[1])
+    for request_id in (0, 1):
+        engine.step(Plan((row(request_id, prompt, 0, len(prompt))._replace(salt=""),)))
+    assert len(snapshots) == 1
+    for array in arrays(engine._states.apart(1)):
+        array[...] = float("nan")
+    engine.step(Plan((row(1, [*prompt, 1], len(prompt), 1),), gone=(0,)))
+    assert len(snapshots) == 0
+
+
+def test_rows_share_caches_only_while_the_padding_fits_the_pool() -> None:
+    engine = DenseEngine(loaded("jamba", build("jamba")), 8, 4, BATCHED)
+    long, short = PROMPTS[2], PROMPTS[3]
+    engine.step(Plan((row(0, long, 0, 26), row(1, short, 0, 5), row(2, short, 0, 5))))
+    assert sorted(engine._states.together([1, 2])[0]) == [1, 2]
+    assert engine._states.is_apart(0)
+    engine.step(Plan((row(0, [*long, 1], 26, 1), row(1, [*short, 1], 5, 1), row(2, [*short, 1], 5, 1))))
+    assert engine._states.is_apart(0)
 
 
 def test_a_prompt_without_a_turn_leaves_nothing() -> None:

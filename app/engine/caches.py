@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import resource
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -66,6 +67,16 @@ def form(caches: Iterable[Any]) -> tuple[Any, ...]:
     as long as the context up to some length, as the last tokens of an n-gram are, has another at the beginning."""
     arrays = [array for cache in _leaves(caches) if isinstance(cache, ArraysCache) for array in cache.cache]
     return tuple(None if array is None else array.shape[1:] for array in arrays)
+
+
+def copied(caches: list[Any]) -> list[Any]:
+    """A copy that shares nothing larger than itself: a state may be a slice of all that was computed with it."""
+    copies = copy.deepcopy(caches)
+    for cache in _leaves(copies):
+        if isinstance(cache, ArraysCache):
+            cache.cache = [None if array is None else mx.contiguous(array) for array in cache.cache]
+            mx.eval([array for array in cache.cache if array is not None])
+    return copies
 
 
 def _leaves(caches: Iterable[Any]) -> Iterator[Any]:

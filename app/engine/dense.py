@@ -56,7 +56,7 @@ class DenseEngine:
         if self._batches and (why := UNBATCHED.get(loaded.config.get("model_type", ""))):
             raise refused(loaded, why)
         self._model = loaded.model
-        self._num_blocks = num_blocks
+        self._num_blocks, self._block_size = num_blocks, block_size
         self._block_bytes = loaded.kept.bytes_per_token * block_size
         self._states = States(lambda: empty_caches(self._model))
         self._snapshots = Snapshots.none() if snapshots is None else snapshots
@@ -70,20 +70,19 @@ class DenseEngine:
         probe.check(self.logits, loaded, "batched" if self._batches else "chunked")
         self._states.clear()
 
+    @property
+    def _num_tokens(self) -> int:
+        return self._num_blocks * self._block_size
+
     def step(self, plan: Plan) -> Result:
         """As ``Engine.step``."""
         return self.finish_rows(self.submit(plan))
 
     def submit(self, plan: Plan) -> InFlight:
         """Start a step and return before its draws are known. Raises as ``Engine.step``."""
-        self._states.forget(plan.gone)
-        for request_id in plan.gone:
-            self._known.pop(request_id, None)
-        if plan.epoch != self._epoch:
-            self._snapshots.clear()
-        self._epoch = plan.epoch
         drawing, failures = None, dict[int, str]()
         try:
+            self._forget(plan)
             drawn = [draw for row in plan.rows for draw in row.each_draw()]
             logits = self.logits(plan.rows)
             if logits is not None:
@@ -145,6 +144,14 @@ class DenseEngine:
         drawing = [row for row in rows if row.draws]
         return self._draw_from(drawing) if drawing else None
 
+    def _forget(self, plan: Plan) -> None:
+        self._states.forget(plan.gone)
+        for request_id in plan.gone:
+            self._known.pop(request_id, None)
+        if plan.epoch != self._epoch:
+            self._snapshots.clear()
+        self._epoch = plan.epoch
+
     def _begin(self, row: Row) -> None:
         num_known, caches = self._snapshots.find(row)
         self._states.begin(row.request_id, caches)
@@ -160,7 +167,7 @@ class DenseEngine:
     def _draw_from(self, rows: Sequence[Row]) -> mx.array:
         # Caches in which nothing was written yet cannot all be merged with others; nor is there a reason to merge one.
         begun = [row.request_id for row in rows if row.start + row.num_new > 1]
-        joinable = set(self._states.joinable(begun)) if self._batches else ()
+        joinable = self._bounded(rows, self._states.joinable(begun)) if self._batches else set()
         alone = [row for row in rows if row.request_id not in joinable]
         if not alone and len(rows) == 1 and self._states.is_apart(rows[0].request_id):
             alone = list(rows)
@@ -172,6 +179,14 @@ class DenseEngine:
                 return logits
             found |= dict(zip(members, logits, strict=True))
         return mx.stack([found[row.request_id] for row in rows])
+
+    def _bounded(self, rows: Sequence[Row], joinable: Sequence[int]) -> set[int]:
+        """Those that share caches without taking more, padded to the longest, than the whole pool would: the longest
+        stay outside."""
+        lengths = sorted((row.start + row.num_new, row.request_id) for row in rows if row.request_id in joinable)
+        while len(lengths) > 1 and len(lengths) * lengths[-1][0] > self._num_tokens:
+            lengths.pop()
+        return {request_id for _, request_id in lengths}
 
     def _last(self, rows: Sequence[Row], caches: list[object]) -> mx.array:
         """Logits ``[R, vocab]`` after the last token of each row."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -44,32 +45,31 @@ class Probe:
     SHORT = 6  # tokens; the other prompt has one less
     LONGEST = 256
 
-    def __init__(self, prompts: Sequence[list[int]], plain: Sequence[mx.array]) -> None:
-        """``plain`` has the logits ``[n, vocab]`` of each prompt's own forward."""
-        self._prompts = prompts
-        self._num_blocks = [-(-len(prompt) // self.BLOCK_SIZE) for prompt in prompts]
-        self._plain = plain
-        mx.eval(plain)
+    def __init__(self, loaded: LoadedModel, windows: Sequence[int], caches: Sequence[Any]) -> None:
+        """``caches`` are what the model's own forward of each prompt is given. Raises StartError where it fails."""
+        window = min((window for window in windows if window <= self.LONGEST), default=0)
+        lengths = (self.SHORT + window, self.SHORT - 1)
+        self._prompts = [[(17 * i + 5 * n + 3) % loaded.vocab_size for i in range(n)] for n in lengths]
+        self._num_blocks = [-(-n // self.BLOCK_SIZE) for n in lengths]
+        try:
+            pairs = zip(self._prompts, caches, strict=True)
+            self._plain = [loaded.model(mx.array([prompt]), cache=cache)[0] for prompt, cache in pairs]
+            mx.eval(self._plain)
+        except Exception as error:
+            raise refused(loaded, one_line(error)) from error
 
     @classmethod
     def of_blocks(cls, loaded: LoadedModel) -> Probe:
         """Against the forward of a model that is given no cache."""
         windows = [shape.window for shape in loaded.kept.shapes if shape.window is not None]
-        prompts = cls._lengthy(windows, loaded.vocab_size)
-        return cls(prompts, [loaded.model(mx.array([prompt]))[0] for prompt in prompts])
+        return cls(loaded, windows, (None, None))
 
     @classmethod
     def of_caches(cls, loaded: LoadedModel) -> Probe:
         """Against the forward of a whole prompt into mlx-lm's own caches."""
         caches = [empty_caches(loaded.model) for _ in range(2)]
         windows = [cache.max_size for cache in caches[0] if isinstance(getattr(cache, "max_size", None), int)]
-        prompts = cls._lengthy(windows, loaded.vocab_size)
-        return cls(prompts, [loaded.model(mx.array([p]), cache=c)[0] for p, c in zip(prompts, caches, strict=True)])
-
-    @classmethod
-    def _lengthy(cls, windows: Sequence[int], vocab_size: int) -> list[list[int]]:
-        window = min((window for window in windows if window <= cls.LONGEST), default=0)
-        return [[(17 * i + 5 * n + 3) % vocab_size for i in range(n)] for n in (cls.SHORT + window, cls.SHORT - 1)]
+        return cls(loaded, windows, caches)
 
     @property
     def num_blocks(self) -> int:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from app.engine.caches import copied
 from app.engine.states import Caches, arrays
 from app.scheduler.plan import Row
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """What some request's caches held after these tokens. ``owner`` is that request."""
+    """What some request's caches held after these tokens. ``users`` are that request and those that began from it."""
 
     salt: str
     tokens: tuple[int, ...]
     caches: Caches
-    owner: int
     used_s: float
+    users: set[int] = field(default_factory=set)
 
     @property
     def num_bytes(self) -> int:
@@ -82,8 +82,8 @@ class Snapshots:
         found = max((each for each in self._kept if each.begins(row)), key=lambda each: len(each.tokens), default=None)
         if found is None:
             return 0, []
-        self._use(found)
-        return len(found.tokens), copy.deepcopy(found.caches)
+        self._use(found, row)
+        return len(found.tokens), copied(found.caches)
 
     def keep(self, row: Row, num_tokens: int, caches: Caches) -> None:
         """Keep a copy of what the caches of a request hold after its first ``num_tokens``."""
@@ -92,21 +92,25 @@ class Snapshots:
         tokens = tuple(row.tokens[:num_tokens])
         for snapshot in self._kept:
             if (snapshot.salt, snapshot.tokens) == (row.salt, tokens):
-                self._use(snapshot)
+                self._use(snapshot, row)
                 return
-        self._kept.append(Snapshot(row.salt, tokens, copy.deepcopy(caches), row.request_id, self._clock()))
+        fresh = Snapshot(row.salt, tokens, copied(caches), self._clock(), {row.request_id})
+        if fresh.num_bytes > self._max_bytes:
+            return
+        self._kept.append(fresh)
         while self.num_bytes > self._max_bytes:
             self._kept.pop(0)
 
     def withdraw(self, request_id: int) -> None:
-        """Forget what a request has left: it failed, and that may be why."""
-        self._kept = [snapshot for snapshot in self._kept if snapshot.owner != request_id]
+        """Forget what a request has left or begun from: it failed, and that may be why."""
+        self._kept = [snapshot for snapshot in self._kept if request_id not in snapshot.users]
 
     def clear(self) -> None:
         self._kept.clear()
 
-    def _use(self, snapshot: Snapshot) -> None:
+    def _use(self, snapshot: Snapshot, row: Row) -> None:
         snapshot.used_s = self._clock()
+        snapshot.users.add(row.request_id)
         self._kept.remove(snapshot)
         self._kept.append(snapshot)
 

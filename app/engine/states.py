@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import mlx.core as mx
@@ -72,7 +72,7 @@ class States:
         """Free what these requests hold. Those that hold nothing are passed over."""
         gone = set(request_ids)
         if gone.intersection(self._members):
-            self._keep([member for member in self._members if member not in gone])
+            self._keep([member for member in self._members if member not in gone], gone)
         for request_id in gone:
             self._apart.pop(request_id, None)
 
@@ -84,12 +84,12 @@ class States:
         """Everything that is held."""
         return [array for caches in (self._shared, *self._apart.values()) for array in arrays(caches)]
 
-    def _keep(self, members: list[int]) -> None:
-        """Leave only these in the shared caches; the others get theirs back."""
+    def _keep(self, members: list[int], gone: Collection[int] = ()) -> None:
+        """Leave only these in the shared caches; the others get theirs back, but for those that are ``gone``."""
         if members == self._members:
             return
         for row, member in enumerate(self._members):
-            if member not in members:
+            if member not in members and member not in gone:
                 self._apart[member] = [layer.extract(row) for layer in self._shared]
         if members:
             rows = [self._members.index(member) for member in members]

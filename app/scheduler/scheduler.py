@@ -143,7 +143,7 @@ class Scheduler:
             if request.state is State.DECODING:
                 num_decode += request.num_computed - row.start
             else:
-                num_prefill += row.num_new
+                num_prefill += row.num_new - request.num_passed_over(row.start, row.num_new)
                 num_chunks += 1
                 if row.draws:
                     request.move(State.DECODING)

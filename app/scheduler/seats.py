@@ -109,6 +109,7 @@ class Seats:
         for a ``fresh`` one."""
         for request_id, num_tokens in reused.items():
             self._tables.prefix_cache.count(num_tokens)
+            self._running[request_id].num_known = num_tokens
             if request_id in fresh:
                 self._running[request_id].num_cached = num_tokens
 
