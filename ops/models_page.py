@@ -59,12 +59,13 @@ and cache of a model disagree on its window, by a token in plamo3, the mask coun
 
 Families whose layers keep a state that is not keys and values of single tokens, or that attend without asking for the
 function which this server takes the place of. Each request has mlx-lm's caches of its own while its prompt is read.
-Where those can be merged, all rows that draw then share one forward; their caches are padded to the longest. Prefixes
-are not shared on these two paths; a chat that goes on begins from a snapshot of the whole state at the end of its
-history, before the answer's own turn is opened. Snapshots are bounded by a fifth of the pool and by
-`MLXCEL_PROMPT_CACHE_TTL`. Nothing is speculated, no step is submitted ahead, and deterministic mode is refused.
-Blocks are counted all the same, for admission: what a token takes, and what a request takes besides, is looked at
-when the model is loaded. `MLXCEL_DECODE_STORAGE_BACKEND=dense` chooses this way for any model, `paged` rules it out.
+Where those can be merged, all rows that draw then share one forward; their caches are padded to the longest, and the
+longest rows stay outside where that would take more than the whole pool. Prefixes are not shared on these two paths; a
+chat that goes on begins from a snapshot of the whole state at the end of its history, before the answer's own turn is
+opened. Snapshots come on top of the pool, as much as a fifth of it and a state for each slot, and go by
+`MLXCEL_PROMPT_CACHE_TTL`. What a request held is freed with the next step, so the last one's stays while a server is
+idle. Nothing is speculated, no step is submitted ahead, and deterministic mode is refused. Blocks are counted all the
+same, for admission: what a token takes, and what a request takes besides, is looked at when the model is loaded. `MLXCEL_DECODE_STORAGE_BACKEND=dense` chooses this way for any model, `paged` rules it out.
 
 {dense}
 ### Refused
