@@ -65,7 +65,8 @@ chat that goes on begins from a snapshot of the whole state at the end of its hi
 opened. Snapshots come on top of the pool, as much as a fifth of it and a state for each slot, and go by
 `MLXCEL_PROMPT_CACHE_TTL`. What a request held is freed with the next step, so the last one's stays while a server is
 idle. Nothing is speculated, no step is submitted ahead, and deterministic mode is refused. Blocks are counted all the
-same, for admission: what a token takes, and what a request takes besides, is looked at when the model is loaded. `MLXCEL_DECODE_STORAGE_BACKEND=dense` chooses this way for any model, `paged` rules it out.
+same, for admission: what a token takes, and what a request takes besides, is looked at when the model is loaded.
+`MLXCEL_DECODE_STORAGE_BACKEND=dense` chooses this way for any model, `paged` rules it out.
 
 {dense}
 ### Refused
