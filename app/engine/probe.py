@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from app.engine.caches import empty_caches
 from app.engine.loader import LoadedModel, one_line
+from app.engine.states import arrays
 from app.errors import StartError
 from app.request import SamplingParams
 from app.scheduler.plan import Row
@@ -57,6 +57,9 @@ class Probe:
             mx.eval(self._plain)
         except Exception as error:
             raise refused(loaded, one_line(error)) from error
+        kept = [loaded.kept.shapes[0]] if caches[0] is None else arrays(caches[0])
+        types = [each.dtype for each in kept if each.dtype in TOLERANCE] or [mx.bfloat16]
+        self._allowed = max(TOLERANCE[dtype] for dtype in types)
 
     @classmethod
     def of_blocks(cls, loaded: LoadedModel) -> Probe:
@@ -81,12 +84,10 @@ class Probe:
             apart = self.compare(logits)
         except Exception as error:
             raise refused(loaded, str(error) if isinstance(error, NotImplementedError) else one_line(error)) from error
-        types = {array.dtype for _, array in tree_flatten(loaded.model.parameters())}
-        allowed = max((TOLERANCE[dtype] for dtype in types if dtype in TOLERANCE), default=TOLERANCE[mx.float32])
-        if apart > allowed:
+        if apart > self._allowed:
+            allowed = f"allowed {self._allowed:.0e}"
             raise refused(
-                loaded,
-                f"its {kind} logits differ from the plain ones by {apart:.1e} of the largest (allowed {allowed:.0e})",
+                loaded, f"its {kind} logits differ from the plain ones by {apart:.1e} of the largest ({allowed})"
             )
 
     def compare(self, logits: Callable[[Sequence[Row]], mx.array | None]) -> float:
