@@ -93,9 +93,10 @@ class Runtime:
 
     def _load(self) -> tuple[Engine | DenseEngine, Scheduler]:
         """Runs on the engine thread, which alone may import MLX: the BLAS has to be there before it."""
-        from app.engine import blas, preflight
+        from app.engine import blas, preflight, threads
 
         settings = self._settings
+        threads.compute_in_batches()
         stored_bytes = preflight.check_files(settings.model)
         report = blas.preload(settings.blas, str(settings.blas_threads or "auto"))
         if report.warning:

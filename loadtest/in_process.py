@@ -11,12 +11,14 @@ import time
 from pathlib import Path
 
 from app.engine.blas import preload
+from app.engine.threads import compute_in_batches
 
 
 def main(
     model: Path, num_prompt: int, num_new: int, levels: list[int], deterministic: bool = False
 ) -> dict[int, float]:
     """Tokens/s of a wave of each concurrency, after one that warms up. Lengths in tokens."""
+    compute_in_batches()
     preload("auto", "auto")
     from app.engine.engine import Engine
     from app.engine.loader import load

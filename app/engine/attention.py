@@ -24,6 +24,7 @@ from app.scheduler.plan import Row
 
 SEAM = "scaled_dot_product_attention"
 SHARED = "a layer attends to what another layer keeps"
+BEGIN_EVERY = 3  # layers (docs/benchmarks.md)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,9 @@ class LayerCache:
         [query_heads]`` as in ``causal_attention``."""
         geometry = self.geometry
         geometry.num_attended += 1
+        if geometry.num_attended % BEGIN_EVERY == 0 and on_cpu():
+            # It is computed while the graph of the next layers is built. A GPU is given whole steps ahead.
+            mx.async_eval(queries)
         sight = geometry.sight(self.pool.shape.window if mask is None else mask.num_tokens)
         parts = [_attend_tiles(queries, self.places, tiles, scale, sinks) for tiles in sight.tiles]
         parts += [_attend_chunk(queries, self.pool, chunk, scale, sinks) for chunk in sight.chunks]
