@@ -95,7 +95,7 @@ mac-contract: ## on a Mac: whether launchd does what the deployment relies on (c
 
 screenshots: ## look at the page in Chromium and write docs/images (five minutes)
 	@ops/setup.sh dev
-	SCREENSHOTS=docs/images $(PYTHON) -m pytest tests/test_page.py -k screenshots
+	SCREENSHOTS=docs/images $(PYTHON) -m pytest tests/test_page_in_browser.py -k screenshots
 
 format: ## let ruff put imports and layout in order
 	@ops/setup.sh dev

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,7 +17,7 @@ from app.api.fields import Limits
 from app.api.middleware import KEY, LIMITS
 from app.api.parse import parse, read_object, unknown_fields
 from app.api.protocol import ChatBody, Choices, CompletionBody, ModelBody
-from app.api.seam import Wiring
+from app.api.seam import Serving, Wiring
 from app.completion import Completion
 from app.errors import InvalidRequest, ModelNotFound
 from app.service import Ask, ModelCard
@@ -42,10 +43,15 @@ async def completions(request: Request) -> Response:
     body, headers = await read_body(request, wiring, CompletionBody)
     card = wiring.service.card
     ask = body.ask(card.default_sampling, Limits(card.vocab_size))
-    echoes = [wiring.service.detokenize(p) if isinstance(p, list) else p for p in body.prompt] if body.echo else []
+    # Texts of long prompts take a while.
+    echoes = await run_in_threadpool(_texts, wiring.service, body.prompt) if body.echo else []
     form = TextForm(ask.sampling.num_logprobs is not None, echoes, body.n)
     deliver = _deliver(card, form, body, body.n * len(body.prompt), headers)
     return await begin(wiring, key, ask, partial(wiring.service.complete, body.prompt), deliver)
+
+
+def _texts(service: Serving, prompts: Sequence[str | list[int]]) -> list[str]:
+    return [prompt if isinstance(prompt, str) else service.detokenize(prompt) for prompt in prompts]
 
 
 def check_model(card: ModelCard, name: str | None) -> None:
