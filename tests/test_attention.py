@@ -8,7 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from app.engine.attention import Geometry, LayerCache, Window, layer_caches
+from app.engine.attention import BEGIN_EVERY, Geometry, LayerCache, Window, layer_caches
+from app.engine.kernels import on_cpu
 from app.engine.storage import LayerShape, PagedStorage
 from app.request import SamplingParams
 from app.scheduler.plan import Row
@@ -88,3 +89,15 @@ def test_blocks_behind_a_window_are_not_looked_at() -> None:
     assert tiles.pair_tiles.size == 2
     (chunk,) = Geometry([row._replace(start=30, num_new=10)], 4).sight(5).chunks
     assert (chunk.blocks.tolist(), chunk.num_context) == ([6, 7, 8, 9], 16)
+
+
+@pytest.mark.skipif(not on_cpu(), reason="a GPU is given whole steps ahead")
+def test_a_step_begins_before_its_graph_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[mx.array] = []
+    monkeypatch.setattr(mx, "async_eval", lambda *arrays: begun.extend(arrays))
+    shape = LayerShape(1, 1, 1, mx.float32)
+    storage = PagedStorage([shape] * (2 * BEGIN_EVERY + 1), num_blocks=1, block_size=4)
+    row = Row(0, [0], 0, 1, [0], True, 1, SamplingParams())
+    for cache in layer_caches(storage, Geometry([row], 4)):
+        cache.attend(mx.zeros((1, 1, 1, 1)), 1.0)
+    assert len(begun) == 2

@@ -205,18 +205,14 @@ def _attend_tiles(
     scores = _joined(
         [mx.gather_mm(scaled, keys[part.place].swapaxes(-1, -2), part.queries, part.blocks) for part in index.parts]
     )
-    scores = scores.reshape(-1, heads, width, group, size) + tiles.bias
-    sink = -mx.inf if sinks is None else sinks.astype(scores.dtype).reshape(heads, 1, group, 1) * LOG2_E
-    peak = mx.full((tiles.num_tiles, heads, width, group, 1), sink, scores.dtype)
-    peak = peak.at[rows].maximum(scores.max(-1, keepdims=True))
+    scores = scores.reshape(-1, heads, width, group, size) + tiles.bias(heads, group)
+    sink = None if sinks is None else sinks.astype(scores.dtype).reshape(heads, 1, group, 1) * LOG2_E
+    peak = tiles.least(heads, group, sink).at[rows].maximum(scores.max(-1, keepdims=True))
     weights = mx.power(2.0, scores - peak[rows])  # [P, heads, width, group, block_size]
     flat = weights.astype(values[0].dtype).reshape(-1, index.height, size)
     partial = _joined([mx.gather_mm(flat, values[part.place], part.pairs, part.blocks) for part in index.parts])
-    total, summed = (
-        tiles.sum_pairs(part.reshape(-1, heads, width, group, part.shape[-1]))
-        for part in (weights.sum(-1, keepdims=True), partial)
-    )
-    if sinks is not None:
+    total, summed = (tiles.sum_pairs(part, heads, group) for part in (weights.sum(-1, keepdims=True), partial))
+    if sink is not None:
         total = total + tiles.by_query(mx.power(2.0, sink - peak))
     return tiles.scatter((summed / total).astype(queries.dtype).reshape(-1, heads * group, 1, summed.shape[-1]))
 

@@ -36,7 +36,7 @@ def on_cpu() -> bool:
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     """``silu(gate) * x``, elementwise (Shazeer, "GLU variants improve Transformer", 2020)."""
     if gate.size <= FEW * gate.shape[-1]:
-        return gate * x / (1.0 + mx.power(2.0, gate * -LOG2_E))
+        return gate * x / (1.0 + mx.power(1 / math.e, gate))
     powers = (-gate).astype(mx.float32)
     numbers = _in_place(powers)
     with np.errstate(all="ignore"):
@@ -123,13 +123,19 @@ class RotaryTable:
         self._frequencies = mx.array(frequencies.astype(np.float32))
         self._offsets: mx.array | None = None
         self._waves = (self.turn, self.turn)
+        self._spread: dict[tuple[int, ...], tuple[mx.array, mx.array]] = {}
 
-    def waves(self, offsets: mx.array) -> tuple[mx.array, mx.array]:
-        """Cosines and sines ``[T, 1, 1, width]`` of ``offsets [T]``. All layers of a step pass the same array."""
+    def waves(self, offsets: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, mx.array]:
+        """Cosines and sines of ``offsets [T]``, spread to a ``shape`` of ``[T, heads, 1, width]``. All layers of a step
+        pass the same array."""
         if offsets is not self._offsets:
             angles = offsets[:, None, None, None] * self._frequencies
             self._offsets, self._waves = offsets, (mx.cos(angles), mx.sin(angles))
-        return self._waves
+            self._spread.clear()
+        if shape not in self._spread:
+            cosines, sines = self._waves
+            self._spread[shape] = mx.broadcast_to(cosines, shape), mx.broadcast_to(sines, shape)
+        return self._spread[shape]
 
 
 class RaggedRope(nn.Module):
@@ -147,7 +153,7 @@ class RaggedRope(nn.Module):
             return self._rope(x, offset=offset)
         key = (*self._key, x.shape[-1])
         table = self._tables.of.get(key) or self._tables.of.setdefault(key, RotaryTable(self._rope, x.shape[-1]))
-        cosines, sines = table.waves(offset)
+        cosines, sines = table.waves(offset, x.shape)
         return x * cosines + (x @ table.turn) * sines
 
 
@@ -155,7 +161,7 @@ class LeanRMSNorm(nn.RMSNorm):
     """``nn.RMSNorm`` in fewer operations: the root of the width goes into the weight, and its square into epsilon."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        weight, epsilon = self._folded.of
+        weight, epsilon = self._folded.of.spread(x.shape)
         return x * mx.rsqrt(mx.square(x).sum(-1, keepdims=True) + epsilon) * weight
 
 
@@ -164,6 +170,24 @@ class LeanLinear(nn.Linear):
 
     def __call__(self, x: mx.array) -> mx.array:
         return mx.addmm(self["bias"], x, self._turned.of) if "bias" in self else x @ self._turned.of
+
+
+class _NormConstants:
+    """Weight and epsilon of a ``LeanRMSNorm``, spread over the tokens: decoding asks for one shape again and again, and
+    an operation that need not be in the graph costs nothing."""
+
+    def __init__(self, norm: nn.RMSNorm) -> None:
+        width = norm.weight.size
+        self._weight, self._epsilon = norm.weight * math.sqrt(width), mx.array(norm.eps * width)
+        self._shape: tuple[int, ...] = ()
+        self._last = (self._weight, self._epsilon)
+
+    def spread(self, shape: tuple[int, ...]) -> tuple[mx.array, mx.array]:
+        """The weight as ``shape [..., width]``, epsilon as ``[..., 1]``."""
+        if shape != self._shape:
+            self._shape = shape
+            self._last = mx.broadcast_to(self._weight, shape), mx.broadcast_to(self._epsilon, (*shape[:-1], 1))
+        return self._last
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +205,7 @@ def quicken(model: nn.Module) -> None:
             part._turned = _Shared(part.weight.T)
             part.__class__ = LeanLinear
         if type(part) is nn.RMSNorm and part.weight.dtype == mx.float32:
-            width = part.weight.size
-            part._folded = _Shared((part.weight * math.sqrt(width), mx.array(part.eps * width)))
+            part._folded = _Shared(_NormConstants(part))
             part.__class__ = LeanRMSNorm
         for name, child in list(part.items()):
             if type(child) is nn.RoPE:

@@ -82,11 +82,13 @@ class Tiles:
         if window is not None:
             hidden |= seen[:, None, :] <= positions - window
         self.pair_tiles = mx.array(self._pair_tiles)
-        self.bias = mx.array(np.where(hidden, -np.inf, 0.0).astype(np.float32))[:, None, :, None, :]
+        self._hidden = mx.array(np.where(hidden, -np.inf, 0.0).astype(np.float32))[:, None, :, None, :]
         segments = np.stack([ends - counts, ends], axis=1) + (np.arange(width) * ends[-1])[:, None, None]
         self._segments = mx.array(segments.reshape(-1, 2).astype(np.uint32))
         self._ones = mx.ones((1, width * int(ends[-1])))
         self._index: dict[tuple[int, int], TileIndex] = {}
+        self._bias: dict[tuple[int, int], mx.array] = {}
+        self._least: dict[tuple[int, int], mx.array] = {}
 
     def _set_places(self, rows: Sequence[Row], spans: Sequence[range], first: int) -> None:
         if self.width == 1:
@@ -120,20 +122,44 @@ class Tiles:
             )
         return self._index[num_heads, group]
 
+    def bias(self, num_heads: int, group: int) -> mx.array:
+        """What is added to the scores ``[P, num_heads, width, group, block_size]``: what is not to be seen is lost."""
+        if (num_heads, group) not in self._bias:
+            pairs, _, width, _, size = self._hidden.shape
+            self._bias[num_heads, group] = mx.broadcast_to(self._hidden, (pairs, num_heads, width, group, size))
+        return self._bias[num_heads, group]
+
+    def least(self, num_heads: int, group: int, sink: mx.array | None) -> mx.array:
+        """The least that the maximum of a query's scores can be, ``[N, num_heads, width, group, 1]``: what the ``sink``
+        of its head is, if there is one."""
+        shape = (self.num_tiles, num_heads, self.width, group, 1)
+        if sink is not None:
+            return mx.broadcast_to(sink, shape)
+        if (num_heads, group) not in self._least:
+            self._least[num_heads, group] = mx.full(shape, -mx.inf)
+        return self._least[num_heads, group]
+
     def gather(self, queries: mx.array, num_heads: int, height: int) -> mx.array:
         """The step's ``queries [T, query_heads, 1, dim]`` as ``[N * M, height, dim]``; see ``TileIndex``."""
-        own = queries[self._tokens].reshape(self.num_tiles, self.width, num_heads, -1, queries.shape[-1])
-        return own.swapaxes(1, 2).reshape(-1, height, queries.shape[-1])
+        own = queries[self._tokens]
+        if self.width > 1:
+            own = own.reshape(self.num_tiles, self.width, num_heads, -1, queries.shape[-1]).swapaxes(1, 2)
+        return own.reshape(-1, height, queries.shape[-1])
 
-    def sum_pairs(self, parts: mx.array) -> mx.array:
-        """Add up what the pairs of each query hold: ``[P, heads, width, group, dim]`` to ``[width * N, ...]``.
+    def sum_pairs(self, parts: mx.array, heads: int, group: int) -> mx.array:
+        """Add up what the pairs of each query hold: ``[P, heads, width, group, dim]``, or as ``gather_mm`` gives it, to
+        ``[width * N, heads, group, dim]``.
 
         One product with ones for each query: its shape depends on how many blocks the query sees, on nothing else.
         """
-        _, heads, _, group, dim = parts.shape
+        width, dim = self.width, parts.shape[-1]
+        if width > 1 or self._row_order is not None:
+            parts = parts.reshape(-1, heads, width, group, dim)
         if self._row_order is not None:
             parts = parts[self._row_order]
-        flat = parts.transpose(2, 0, 1, 3, 4).reshape(-1, heads * group * dim).astype(mx.float32)
+        if width > 1:
+            parts = parts.transpose(2, 0, 1, 3, 4)
+        flat = parts.reshape(-1, heads * group * dim).astype(mx.float32)
         return mx.segmented_mm(self._ones, flat, self._segments).reshape(-1, heads, group, dim)
 
     def by_query(self, values: mx.array) -> mx.array:
