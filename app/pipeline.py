@@ -56,8 +56,8 @@ class Pipeline:
         """What ``run`` has to be called with: the step in flight, or a new one. It may be empty."""
         return self._in_flight[0] if self._in_flight else self.scheduler.plan(now)
 
-    def run(self, plan: Plan) -> Sequence[Event]:
-        """Compute a plan to its end and apply it."""
+    def run(self, plan: Plan, meanwhile: Callable[[], None] = lambda: None) -> Sequence[Event]:
+        """Compute a plan to its end and apply it. ``meanwhile`` is called while it is computed, if it comes to that."""
         scheduler, in_flight = self.scheduler, self._in_flight
         self._in_flight = None
         try:
@@ -67,6 +67,7 @@ class Pipeline:
             following = scheduler.ahead(plan)
             if following is not None:
                 self._in_flight = following, self.engine.submit(following)
+            meanwhile()
             result = self.engine.finish_rows(step)
         except EngineFault as fault:
             log.error("a step of %d rows failed, and the block pool with it: %s", len(plan.rows), fault)

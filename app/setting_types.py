@@ -89,5 +89,7 @@ def show(value: object) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`` (did you mean X?)`` for the known name most like ``name``, or nothing when none is like it."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    # What all names begin with says nothing of how much two of them are alike.
+    names = {other.removeprefix("MLXCEL_").lstrip("-"): other for other in known}
+    close = difflib.get_close_matches(name.removeprefix("MLXCEL_").lstrip("-"), names, n=1)
+    return f" (did you mean {names[close[0]]}?)" if close else ""

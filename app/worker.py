@@ -37,7 +37,8 @@ class Worker:
     """Runs one engine under one scheduler on a thread of its own.
 
     All methods belong to the event loop. They leave errands in an inbox that the thread empties between ticks; news
-    comes back through the sinks, on the loop, one hop a tick.
+    comes back through the sinks, on the loop, one hop a tick: while the next decode step is computed, since the loop
+    and a thread that builds a step's graph wait for one another (docs/benchmarks.md), and at once before anything else.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Worker:
         self._dump = dump
         self._inbox: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
         self._sinks: dict[int, Sink] = {}
+        self._untold: list[News] = []  # of the last tick; the thread's own
         self._resets: set[asyncio.Future[None]] = set()
         self._ended_s: deque[float] = deque(maxlen=NUM_ENDS)
         self._tick_began_s: float | None = None
@@ -233,6 +235,7 @@ class Worker:
         except BaseException as error:
             frames = "".join(traceback.format_tb(error.__traceback__))
             log.critical("the engine loop has ended: %s\n%s", kind_and_place(error), frames)
+            self._tell()
             self._call(self._die)
             self._dump("dead")
         finally:
@@ -244,6 +247,7 @@ class Worker:
         scheduler = pipeline.scheduler
         while True:
             if pipeline.is_idle:
+                self._tell()
                 self._tick_began_s = None
                 self._check(scheduler)
             try:
@@ -269,16 +273,25 @@ class Worker:
         if self._queue_timeout_s is not None:  # after planning, which may have given a slot to one that is late
             self._publish(scheduler, errands.expire(scheduler, self._queue_timeout_s))
         if not plan.rows and not plan.num_blocks:
+            self._tell()
             return
         self.snapshot = scheduler.snapshot()
-        news = pipeline.run(plan)
+        if plan.kind != "decode":  # it takes long
+            self._tell()
+        news = pipeline.run(plan, self._tell)
+        self._untold.extend(news)
         if plan.rows:
             self._observe_tick(plan.kind, time.monotonic() - began_s)
-        self._publish(scheduler, news)
+        self.snapshot = scheduler.snapshot()
 
     def _publish(self, scheduler: Scheduler, news: Sequence[News]) -> None:
         self.snapshot = scheduler.snapshot()
-        if news:
+        self._untold += news
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._untold:
+            news, self._untold = self._untold, []
             self._call(self._deliver, news)
 
     def _call(self, function: Callable[..., object], *args: object) -> None:

@@ -44,7 +44,8 @@ has_blis() {
     done
     return 1
 }
-has_blas() { has_blis || "$python" -c 'import ctypes; ctypes.CDLL("libopenblas.so.0")' 2>/dev/null; }
+python_can_load() { "$python" -c 'import ctypes, sys; ctypes.CDLL(sys.argv[1])' "$1" 2>/dev/null; }
+has_blas() { has_blis || python_can_load libopenblas.so.0; }
 has_ensurepip() { "$python" -c 'import ensurepip' 2>/dev/null; }
 
 # Packages for the tests of the fleet, and a browser for those of the page. The fleet's make hosts, which only root can:
@@ -57,6 +58,7 @@ missing_test_tools() {
         PATH=$PATH:/usr/sbin:/sbin command -v "${tool%:*}" >/dev/null 2>&1 || printf '%s ' "${tool#*:}"
     done
     [ -x /lib/systemd/systemd ] || printf 'systemd '
+    python_can_load libatomic.so.1 || printf 'libatomic1 ' # for the Node.js in playwright
     /usr/bin/python3 -c 'import apt_pkg' 2>/dev/null || printf 'python3-apt '
 }
 

@@ -15,7 +15,7 @@ from app.settings import load
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
-    parser.add_argument("file", type=Path, metavar="FILE.gguf", help="of the llama architecture; it is left as it is")
+    parser.add_argument("file", type=Path, metavar="FILE.gguf", help="the file, which is left as it is")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -23,10 +23,12 @@ def run(arguments: argparse.Namespace) -> int:
     from app.engine import preflight
 
     settings, file = load(), arguments.file
-    if file.suffix != ".gguf":
-        raise StartError(f"{file} is no .gguf file; a folder needs no import: name it in MLXCEL_MODEL")
-    if not file.is_file():
+    if not file.exists():
         raise StartError(f"{file}: there is no such file")
+    if file.is_dir():
+        raise StartError(f"{file} is a folder, which needs no import: name it in MLXCEL_MODEL")
+    if file.suffix != ".gguf" or not file.is_file():
+        raise StartError(f"{file} is no .gguf file")
     preflight.check_files(str(file))
     from app.engine import gguf  # only now: MLX may crash on a broken header
 

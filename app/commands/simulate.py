@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from app import charts
+from app.commands.numbers import real, span, whole
 from app.errors import MlxcelError
 from app.scheduler import workload
-from app.scheduler.cost import PRESETS, CostModel, fit
+from app.scheduler.cost import PRESETS, CostModel, fit, read_cost
 from app.scheduler.fake_host import HostSpec
 from app.scheduler.fleet import BALANCES, simulate
 from app.scheduler.policy import SchedulerConfig
@@ -25,6 +25,7 @@ from app.scheduler.report import Target, fewest_hosts, report
 from app.scheduler.workload import Arrival, BadTrace, Lengths, Shape
 
 PROGRESS_S = 2.0
+LEAST = 1e-6  # of what must not be zero
 COLUMNS: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
     ("hosts", "5.0f", lambda report: report["hosts"]),
     ("TTFT p50", "8.2f", lambda report: report["ttft_s"]["p50"]),
@@ -42,8 +43,8 @@ COLUMNS: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
 )
 
 
-class BadCost(MlxcelError):
-    """A cost model that is neither known by name nor a file of one."""
+class NoFolder(MlxcelError):
+    """Where figures are to be written there is no folder."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,39 +55,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("who asks")
     load.add_argument("--trace", type=Path, metavar="FILE", help=f"CSV: {','.join(workload.COLUMNS)}")
     load.add_argument("--generate", choices=("poisson", "bursty", "multi-turn"), help="make a workload up")
-    load.add_argument("--requests", type=_positive, default=1000, metavar="N", help="how many; 1000")
-    load.add_argument("--rate", type=_above_zero, default=1.0, help="requests a second, on average; 1")
+    load.add_argument("--requests", type=whole(1), default=1000, metavar="N", help="how many; 1000")
+    load.add_argument("--rate", type=real(LEAST), default=1.0, help="requests a second, on average; 1")
     load.add_argument("--prompt", type=_lengths, default=Lengths(64, 512), metavar="A-B", help="tokens; 64-512")
     load.add_argument("--output", type=_lengths, default=Lengths(32, 128), metavar="A-B", help="tokens; 32-128")
     load.add_argument(
-        "--prefixes", type=_count, default=0, metavar="N", help="how many shared texts prompts begin with"
+        "--prefixes", type=whole(0), default=0, metavar="N", help="how many shared texts prompts begin with"
     )
-    load.add_argument("--shared", type=int, default=512, metavar="N", help="tokens of such a text; 512")
-    load.add_argument("--burst", type=_positive, default=8, metavar="N", help="bursty: how many at a time; 8")
-    load.add_argument("--turns", type=_positive, default=4, metavar="N", help="multi-turn: requests a conversation; 4")
-    load.add_argument("--think", type=float, default=5.0, metavar="S", help="multi-turn: seconds between them; 5")
+    load.add_argument("--shared", type=whole(1), default=512, metavar="N", help="tokens of such a text; 512")
+    load.add_argument("--burst", type=whole(1), default=8, metavar="N", help="bursty: how many at a time; 8")
+    load.add_argument("--turns", type=whole(1), default=4, metavar="N", help="multi-turn: requests a conversation; 4")
+    load.add_argument("--think", type=real(0), default=5.0, metavar="S", help="multi-turn: seconds between them; 5")
     load.add_argument("--seed", type=int, default=1)
     host = parser.add_argument_group("who answers")
-    host.add_argument("--hosts", type=_range, default=(1, 1), metavar="N|A-B", help="a number, or a range to try; 1")
+    host.add_argument("--hosts", type=span, default=(1, 1), metavar="N|A-B", help="a number, or a range to try; 1")
     host.add_argument("--balance", choices=BALANCES, default="least-connections")
-    host.add_argument("--slots", type=_positive, default=4, help="rows of a host; 4")
+    host.add_argument("--slots", type=whole(1), default=4, help="rows of a host; 4")
     host.add_argument("--queue-depth", type=_depth, default=32, metavar="N", help="who may wait there, or none; 32")
-    host.add_argument("--blocks", type=_positive, default=1024, help="blocks of its pool; 1024")
-    host.add_argument("--block-size", type=_positive, default=32, help="tokens a block; 32")
-    host.add_argument("--chunk", type=int, metavar="N", help="prefill chunk in tokens; 2048 alone, 512 beside others")
-    host.add_argument("--watermark", type=float, default=0.01, help="share kept free at admission; 0.01")
-    host.add_argument("--itl-budget", type=_above_zero, metavar="MS", help="keep gaps within, by smaller chunks")
+    host.add_argument("--blocks", type=whole(1), default=1024, help="blocks of its pool; 1024")
+    host.add_argument("--block-size", type=whole(1), default=32, help="tokens a block; 32")
+    host.add_argument("--chunk", type=whole(0), metavar="N", help="prefill chunk; 2048 alone, 512 beside others")
+    host.add_argument("--watermark", type=real(0, 1), default=0.01, help="share kept free at admission; 0.01")
+    host.add_argument("--itl-budget", type=real(LEAST), metavar="MS", help="keep gaps within, by smaller chunks")
     host.add_argument("--enable-preemption", action="store_true")
     host.add_argument("--no-prompt-cache", action="store_true")
     out = parser.add_argument_group("what to say")
-    out.add_argument("--ttft", type=float, default=2.0, metavar="S", help="a good answer begins within; 2 s")
-    out.add_argument("--itl", type=float, metavar="S", help="... and has this mean gap between tokens at most")
+    out.add_argument("--ttft", type=real(0), default=2.0, metavar="S", help="a good answer begins within; 2 s")
+    out.add_argument("--itl", type=real(0), metavar="S", help="... and has this mean gap between tokens at most")
     out.add_argument("--json", type=Path, metavar="FILE", help="write all figures, and occupancy over time")
     out.add_argument("--plot", type=Path, metavar="FILE", help="draw them (.svg, .png, .pdf)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises MlxcelError: a file that cannot be used, or no matplotlib."""
+    for path in (arguments.save_cost, arguments.json, arguments.plot):
+        if path is not None and not path.parent.is_dir():
+            raise NoFolder(f"{path} cannot be written: there is no folder {path.parent}")
     cost = _cost(arguments)
     if arguments.fit and not (arguments.trace or arguments.generate):
         return 0
@@ -143,12 +147,7 @@ def _cost(arguments: argparse.Namespace) -> CostModel:
     elif arguments.cost in PRESETS:
         cost = PRESETS[arguments.cost]
     else:
-        try:
-            cost = CostModel(**json.loads(Path(arguments.cost).read_text()))
-        except (OSError, ValueError, TypeError) as error:
-            raise BadCost(
-                f"--cost {arguments.cost}: not one of {', '.join(PRESETS)}, and no such file: {error}"
-            ) from None
+        cost = read_cost(Path(arguments.cost))
     if arguments.save_cost:
         arguments.save_cost.write_text(json.dumps(asdict(cost), indent=1) + "\n")
     return cost
@@ -206,38 +205,8 @@ class _Progress:
 
 
 def _lengths(text: str) -> Lengths:
-    least, most = _range(text)
-    return Lengths(least, most)
-
-
-def _range(text: str) -> tuple[int, int]:
-    least, _, most = text.partition("-")
-    low, high = int(least), int(most or least)
-    if not 0 < low <= high:
-        raise ValueError(text)
-    return low, high
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise ValueError(text)
-    return number
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
-
-
-def _above_zero(text: str) -> float:
-    number = float(text)
-    if not 0 < number < math.inf:
-        raise ValueError(text)
-    return number
+    return Lengths(*span(text))
 
 
 def _depth(text: str) -> int | None:
-    return None if text == "none" else int(text)
+    return None if text == "none" else whole(0)(text)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import NamedTuple
 
 from app.errors import MlxcelError
@@ -13,6 +16,10 @@ from app.scheduler.plan import Plan
 
 class Unfit(MlxcelError):
     """Too few or too uniform ticks to tell what any of them costs."""
+
+
+class BadCost(MlxcelError):
+    """A cost model that is neither known by name nor a file of one."""
 
 
 class Load(NamedTuple):
@@ -73,6 +80,30 @@ class Fit:
 M1_ULTRA_8B = CostModel(tick_s=0.0049, single_row_s=0.0118, prefill_token_s=0.00143, context_block_s=0.000006)
 
 PRESETS = {"m1-ultra-8b": M1_ULTRA_8B}
+
+
+def read_cost(path: Path) -> CostModel:
+    """A model that was written down: one JSON object, with seconds for each part.
+
+    Raises:
+        BadCost: there is no such file, or it has anything else in it, or a tick of some load would take no time.
+    """
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise BadCost(f"--cost {path}: not one of {', '.join(PRESETS)}, and no file: {error.strerror}") from None
+    except ValueError:
+        raise BadCost(f"--cost {path}: the file is not JSON") from None
+    names = [field.name for field in fields(CostModel)]
+    if not isinstance(data, dict) or set(data) != set(names):
+        raise BadCost(f"--cost {path}: it must be a JSON object with {', '.join(names)}")
+    for name, value in data.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise BadCost(f"--cost {path}: {name} must be a number of seconds, at least 0")
+    cost = CostModel(**data)
+    if not cost.tick_s + min(cost.single_row_s, cost.prefill_token_s) > 0:
+        raise BadCost(f"--cost {path}: with these seconds a tick takes no time")
+    return cost
 
 
 def load_of(plan: Plan, block_size: int) -> Load:

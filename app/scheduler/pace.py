@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from operator import sub
 
@@ -9,13 +10,16 @@ from app.scheduler import policy
 
 # What is left of older measurements with each new one.
 KEPT = 0.75
+# Of so many ticks of prefill alone the quickest tells what a token costs.
+NUM_ALONE = 3
 
 
 class Pace:
-    """Fading means of what a tick costs without prefill, of what a prefill token adds to it, and of what one costs in
-    ticks of prefill alone, in seconds.
+    """Fading means of what a tick costs without prefill and of what a prefill token adds to it, in seconds; and what
+    one costs in ticks of prefill alone.
 
-    A chunk's own overhead is counted in its tokens: the chunk that is chosen settles where it meets the budget.
+    Those are few, and whatever a machine does besides makes them slower, never quicker: the first one after the start
+    may take four times as long. So the quickest of the last few counts, and no mean. A chunk's own overhead is counted in its tokens: the chunk that is chosen settles where it meets the budget.
     """
 
     def __init__(self, budget_s: float | None, grant_interval: int) -> None:
@@ -23,7 +27,7 @@ class Pace:
         self._grant_interval = grant_interval
         self._decode = _Mean()
         self._token = _Mean()
-        self._alone = _Mean()
+        self._alone: deque[float] = deque(maxlen=NUM_ALONE)
         self._num_held_back = 0
 
     def chunk(self, chunk: int) -> int:
@@ -40,7 +44,7 @@ class Pace:
     @property
     def alone_s(self) -> float | None:
         """Seconds a prefill token where nobody decodes; None while nothing is known."""
-        return self._alone.value if self._alone.is_known else None
+        return min(self._alone, default=None)
 
     def hold_back(self, is_held_back: bool) -> None:
         """Count the ticks in a row in which prefill was wanted and not due."""
@@ -51,7 +55,7 @@ class Pace:
         if not num_decode and not num_prefill:
             return
         if not num_decode and num_prefill >= policy.LEAST_ALONE:
-            self._alone.add(took_s, num_prefill)
+            self._alone.append(took_s / num_prefill)
         if num_prefill:
             self._token.add(max(took_s - self._decode.value, 0.0) if num_decode else took_s, num_prefill)
         else:

@@ -92,6 +92,8 @@ def to_json(scheduler: RecordedScheduler) -> dict[str, Any]:
 
 def from_json(data: dict[str, Any]) -> Recording:
     """The inverse. Raises BadRecording."""
+    if not isinstance(data, dict) or "format" not in data:
+        raise BadRecording("not a recording: it has no format")
     try:
         if data["format"] != FORMAT:
             raise BadRecording(f"the recording has format {data['format']}; this version reads {FORMAT}")
@@ -132,9 +134,14 @@ def read(path: Path) -> Recording:
     """Raises BadRecording."""
     try:
         data = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise BadRecording(f"{path} cannot be read: {error}") from None
-    return from_json(data)
+    except OSError as error:
+        raise BadRecording(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise BadRecording(f"{path} is no recording: it is not JSON") from None
+    try:
+        return from_json(data)
+    except BadRecording as error:
+        raise BadRecording(f"{path}: {error}") from None
 
 
 def samples(recording: Recording, first_tick: int = 0) -> list[Sample]:

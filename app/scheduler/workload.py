@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from app.errors import MlxcelError
 
+LAST_S = 1e9  # a lifetime; far beyond it a float no longer tells one tick from the next
 COLUMNS = ("arrival_s", "prompt_tokens", "shared_prefix", "shared_tokens", "output_tokens", "priority")
 
 
@@ -141,6 +142,8 @@ def _arrivals(path: Path, lines: Iterable[dict[str, str | None]]) -> Iterator[Ar
             )
         except (KeyError, ValueError) as error:
             raise BadTrace(f"{path}, line {number}: {error}") from None
+        if not arrival.at_s <= LAST_S:
+            raise BadTrace(f"{path}, line {number}: arrival_s must be a number, at most {LAST_S:g}")
         if not (arrival.at_s >= 0 and arrival.num_prompt > 0 and arrival.num_output > 0):
             raise BadTrace(f"{path}, line {number}: the arrival is negative, or there are no tokens")
         if not 0 <= arrival.num_shared <= arrival.num_prompt or bool(name) != bool(arrival.num_shared):
