@@ -276,8 +276,8 @@ class Worker:
             self._tell()
             return
         self.snapshot = scheduler.snapshot()
-        if plan.kind != "decode":  # it takes long
-            self._tell()
+        if plan.kind != "decode":
+            self._tell()  # it takes long
         news = pipeline.run(plan, self._tell)
         self._untold.extend(news)
         if plan.rows:

@@ -106,14 +106,14 @@ class RateLimits:
         self._under_way: Counter[bytes] = Counter()
 
     def take_request(self, key: bytes) -> None:
-        """Count one request. Raises RateLimited."""
+        """Count one request. Raises RateLimited, also where as many as allowed are under way: then none is counted."""
+        self._check_concurrent(key)
         if self._requests:
             self._requests.take(key, 1)
 
     def reservation(self, key: bytes) -> Reservation:
         """One request of ``key`` under way, which has set no tokens aside yet. Raises RateLimited."""
-        if self._concurrent is not None and self._under_way[key] >= self._concurrent:
-            raise RateLimited(f"{self._concurrent} requests at once", CONCURRENT_RETRY_S)
+        self._check_concurrent(key)
         self._under_way[key] += 1
         return Reservation(self._tokens, key, self._ended)
 
@@ -121,6 +121,10 @@ class RateLimits:
         """The state of the limits a minute, for the client to see."""
         requests = self._requests.headers(key) if self._requests else {}
         return requests | (self._tokens.headers(key) if self._tokens else {})
+
+    def _check_concurrent(self, key: bytes) -> None:
+        if self._concurrent is not None and self._under_way[key] >= self._concurrent:
+            raise RateLimited(f"{self._concurrent} requests at once", CONCURRENT_RETRY_S)
 
     def _ended(self, key: bytes) -> None:
         self._under_way[key] -= 1

@@ -19,7 +19,9 @@ class Pace:
     one costs in ticks of prefill alone.
 
     Those are few, and whatever a machine does besides makes them slower, never quicker: the first one after the start
-    may take four times as long. So the quickest of the last few counts, and no mean. A chunk's own overhead is counted in its tokens: the chunk that is chosen settles where it meets the budget.
+    may take four times as long. So the quickest of the last few counts, and no mean.
+
+    A chunk's own overhead is counted in its tokens: the chunk that is chosen settles where it meets the budget.
     """
 
     def __init__(self, budget_s: float | None, grant_interval: int) -> None:

@@ -34,6 +34,7 @@ SETTINGS = {
     "ENABLE_PREEMPTION": "true",
     "DRAFT_KIND": "prompt-lookup",
     "MAX_BODY_BYTES": str(MAX_BODY_BYTES),
+    "RESPONSE_STORE": "256K",  # full after the first third, so that what grows later is no store
     "BLAS_THREADS": "1",  # the model is too small for more
     "LOG_FORMAT": "json",
 }

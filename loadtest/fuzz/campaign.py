@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from app.scheduler.policy import HEAD_START_S
 from loadtest.fuzz import malformed
 from loadtest.fuzz.bodies import broken, chosen, nested, written
 from loadtest.fuzz.judge import Judge
@@ -17,7 +18,8 @@ from loadtest.fuzz.shot import Ask, Manner, Shot, request
 from loadtest.fuzz.wire import Answer, Broken, Connection
 
 CLIENTS = 16
-ANSWER_S = 120.0
+# The lowest priority waits behind the highest for twice what either is worth.
+ANSWER_S = 120.0 + 2 * HEAD_START_S
 PROBE_S = 0.2
 MAX_HELD = 40  # connections that are kept open and never used again
 MAX_FINDINGS = 20
