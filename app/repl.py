@@ -34,6 +34,9 @@ class Lines:
         self._num_saved = 0
         if readline is not None:
             readline.set_history_length(MAX_LINES)
+            readline.parse_and_bind(
+                "set enable-bracketed-paste on"
+            )  # what is pasted is one message, whatever its lines
             try:
                 if path.exists() and path.stat().st_size:
                     readline.read_history_file(path)

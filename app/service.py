@@ -139,7 +139,7 @@ class Service:
         """A prompt is text, token ids, or a mixture. Choice ``index`` is prompt * n + i, as OpenAI numbers them. Raises
         as ``chat``."""
         arrived_s = time.monotonic()
-        self.check_room(len(prompts) * ask.n)
+        self._worker.check_room(len(prompts) * ask.n, "n" if ask.n > 1 else "prompt")
         encoded = [await self._encoded([prompt] if isinstance(prompt, str) else prompt) for prompt in prompts]
         return self._begin(encoded, ask, await self._grammar(ask.shape), "prompt", PLAIN, True, arrived_s)
 

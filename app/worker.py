@@ -90,7 +90,7 @@ class Worker:
             self.status = "ready"
         self._watcher = self._loop.create_task(self._watch())
 
-    def check_room(self, num_requests: int) -> None:
+    def check_room(self, num_requests: int, param: str = "n") -> None:
         """Whether ``submit`` would take so many requests now.
 
         Raises:
@@ -104,9 +104,8 @@ class Worker:
         if self.status != "ready":
             raise Unavailable("Loading model" if self.status == "loading" else "Draining")
         if num_requests > self._capacity:
-            raise InvalidRequest(
-                f"n: {num_requests} answers are asked for at once, and this server holds at most {self._capacity}", "n"
-            )
+            why = f"{num_requests} answers are asked for at once, and this server holds at most {self._capacity}"
+            raise InvalidRequest(f"{param}: {why}", param)
         if len(self._sinks) + num_requests > self._capacity:
             raise Overloaded(retry_after_s=self._wait_s())
 

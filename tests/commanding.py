@@ -51,12 +51,12 @@ def mlxcel(*arguments: str, piped: bytes | None = None, **settings: str) -> subp
 class Terminal:
     """A command on a terminal. ``seen`` is all that it has written there."""
 
-    def __init__(self, *arguments: str, **settings: str) -> None:
+    def __init__(self, *arguments: str, term: str = "dumb", **settings: str) -> None:
         self._ours, theirs = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "-c", TAKE_TERMINAL, "-m", "app", *arguments],
             cwd=ROOT,
-            env=environment(settings),
+            env=environment(settings) | {"TERM": term},
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
 from app.request import Request
-from app.scheduler.cost import CostModel, Load, Sample, Unfit, fit, load_of
+from app.scheduler.cost import BadCost, CostModel, Load, Sample, Unfit, fit, load_of, read_cost
 from app.scheduler.plan import Plan, Row
 
+COSTS = '{"tick_s": %s, "single_row_s": %s, "prefill_token_s": %s, "context_block_s": 0}'
 MODEL = CostModel(0.05, 0.004, 0.0045, 0.0001)
 
 
@@ -60,3 +62,28 @@ def test_no_cost_is_negative_and_what_never_varied_costs_nothing() -> None:
 def test_too_little_to_go_by(samples: list[Sample]) -> None:
     with pytest.raises(Unfit):
         fit(samples)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is not JSON"),
+        ("null", "must be a JSON object with tick_s, single_row_s"),
+        ('{"tick_s": 1}', "must be a JSON object"),
+        (COSTS % ('"a"', 0, 0), "tick_s must be a number of seconds"),
+        (COSTS % (-1, 1, 1), "tick_s must be a number of seconds, at least 0"),
+        (COSTS % ("Infinity", 1, 1), "tick_s must be a number"),
+        (COSTS % (0, 0, 1), "a tick takes no time"),
+    ],
+)
+def test_costs_that_make_no_sense_are_refused(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "cost").write_text(text)
+    with pytest.raises(BadCost, match=said):
+        read_cost(tmp_path / "cost")
+
+
+def test_costs_that_were_written_down(tmp_path: Path) -> None:
+    (tmp_path / "cost").write_text(COSTS % (0, 0.5, 0.25))
+    assert read_cost(tmp_path / "cost") == CostModel(0, 0.5, 0.25, 0)
+    with pytest.raises(BadCost, match="not one of m1-ultra-8b, and no file"):
+        read_cost(tmp_path / "other")

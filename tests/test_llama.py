@@ -200,7 +200,7 @@ def test_biases_and_samplers_are_shown_as_they_are_taken() -> None:
         ({"prompt": [10**9]}, 400, "prompt"),
         ({"n_predict": 5000}, 400, "prompt"),
         ({"n_cmpl": 9}, 400, "n"),
-        ({"prompt": ["a"] * 9}, 400, "n"),
+        ({"prompt": ["a"] * 9}, 400, "prompt"),
         ({"grammar": "root ::= ("}, 400, "grammar"),
         ({"mirostat": 1}, 400, "mirostat"),
         ({"n": 2, "n_cmpl": 3}, 400, "n_cmpl"),

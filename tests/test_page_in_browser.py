@@ -344,6 +344,10 @@ def test_a_server_that_is_away_or_refuses_is_told(browser: Browser, server: Serv
         say(page, "Hello")
         expect(page.locator(".failure")).to_have_count(2)
         expect(page.get_by_role("button", name="Send")).to_be_visible()
+        page.unroute("**/v1/chat/completions")
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
+        say(page, "Hello")
+        expect(page.locator(".failure").last).to_contain_text("the server answered with status 502")
 
 
 def drop(route: Route) -> None:

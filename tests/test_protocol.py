@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import get_args, get_type_hints
 
+import orjson
 import pytest
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import ChatCompletionStreamOptionsParam
@@ -12,10 +14,12 @@ from openai.types.responses import response_create_params as response_params
 from openai.types.shared_params import ReasoningEffort
 
 from app.api.fields import Limits
+from app.api.llama_protocol import InfillBody, LlamaBody
+from app.api.message_body import CountBody, MessageBody
 from app.api.parse import parse, unknown_fields
 from app.api.protocol import ChatBody, CompletionBody, Generation, ModelBody, StreamOptions
 from app.api.response_body import ResponseBody
-from app.api.tokenizer_body import DetokenizeBody, TokenizeBody
+from app.api.tokenizer_body import DetokenizeBody, TemplateBody, TokenizeBody
 from app.errors import InvalidRequest
 from app.request import SamplingParams
 from app.service import Ask
@@ -431,3 +435,24 @@ def test_what_the_table_calls_refused_is_refused(kind: type[ModelBody]) -> None:
             parse(kind, {**needed, name: value})
     for name in kind.inert:
         parse(kind, {**needed, name: {"some": "thing"}})
+
+
+BODIES = (
+    *(ChatBody, CompletionBody, ResponseBody, MessageBody, CountBody, LlamaBody, InfillBody),
+    *(TokenizeBody, DetokenizeBody, TemplateBody),
+)
+WHOLE = {"messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi", "input": "Hi", "content": "Hi", "tokens": [1]}
+DEEP = (
+    *(orjson.loads("[" * depth + "]" * depth) for depth in (300, 1000)),
+    *(orjson.loads('{"a":' * depth + "1" + "}" * depth) for depth in (300, 1000)),
+    orjson.loads('[{"type":' * 500 + "1" + "}]" * 500),
+)
+
+
+@pytest.mark.parametrize("deep", DEEP, ids=["lists", "deeper lists", "objects", "deeper objects", "both"])
+@pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.__name__)
+def test_what_is_nested_deeply_is_taken_or_refused_in_every_field(kind: type[ModelBody], deep: object) -> None:
+    for name in sorted(kind.known_fields()):
+        for value in (deep, [deep], {"a": deep}):
+            with contextlib.suppress(InvalidRequest):
+                parse(kind, {**WHOLE, "max_tokens": 1, name: value})

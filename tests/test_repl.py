@@ -22,9 +22,9 @@ HELP_SHOWN = "/reset   forget what was said"
 def talk(tiny_model_dir: Path, tmp_path: Path) -> Callable[..., Any]:
     """Starts a conversation with the model that answers nonsense at once."""
 
-    def start(*flags: str, **settings: str) -> Terminal:
+    def start(*flags: str, term: str = "dumb", **settings: str) -> Terminal:
         where = {"MODEL": str(tiny_model_dir), "CACHE_DIR": str(tmp_path), **settings}
-        return Terminal("run", "--temperature", "0", *flags, **where)
+        return Terminal("run", "--temperature", "0", *flags, term=term, **where)
 
     return start
 
@@ -114,6 +114,18 @@ def test_a_line_can_be_edited_and_recalled_in_the_next_run(talk: Callable[..., A
         terminal.expect(PROMPT)
         terminal.type(CTRL_D)
         assert terminal.exit_code() == 0
+
+
+def test_what_is_pasted_is_one_message(talk: Callable[..., Any]) -> None:
+    begin, end = "\x1b[200~", "\x1b[201~"  # as a terminal marks it, where it is asked to
+    with talk("--max-tokens", "2", term="xterm") as terminal:
+        terminal.expect("\x1b[?2004h" + PROMPT)
+        terminal.type(f"{begin}One\nTwo\nThree{end}" + ENTER)
+        terminal.expect("[length]")
+        terminal.expect(PROMPT)
+        terminal.type(CTRL_D)
+        assert terminal.exit_code() == 0
+    assert terminal.seen.count("[length]") == 1
 
 
 def test_two_conversations_keep_the_lines_of_both(talk: Callable[..., Any], tmp_path: Path) -> None:

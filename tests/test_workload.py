@@ -87,7 +87,8 @@ def test_columns_may_be_missing(tmp_path: Path) -> None:
         ("1,5,1,a,6,", "line 2: shared_tokens"),
         ("1,5,1,a,,", "line 2: shared_tokens"),
         ("1,5,1,,3,", "line 2: shared_tokens"),
-        ("nan,5,1,,,", "line 2: the arrival"),
+        ("nan,5,1,,,", "line 2: arrival_s must be a number"),
+        ("inf,5,1,,,", "line 2: arrival_s must be a number, at most 1e\\+09"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, said: str) -> None:

@@ -9,10 +9,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.completions import check_model
+from app.api.completions import check_model, read_body
 from app.api.fields import Limits
 from app.api.llama_answers import settings_json
-from app.api.parse import parse, read_object
 from app.api.seam import Serving, Wiring
 from app.api.tokenizer_body import DetokenizeBody, TemplateBody, TokenizeBody
 from app.errors import FeatureOff
@@ -23,8 +22,8 @@ EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 NOT_READY = {"loading": "Loading model", "draining": "Draining"}
 
 
-def _json(body: Any, status: int = 200) -> Response:
-    return Response(orjson.dumps(body), status, media_type="application/json")
+def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(body), status, headers, media_type="application/json")
 
 
 def _wiring(request: Request) -> Wiring:
@@ -202,12 +201,13 @@ async def props(request: Request) -> Response:
 
 
 async def tokenize(request: Request) -> Response:
-    wiring = _wiring(request)
-    body = parse(TokenizeBody, await read_object(request, wiring.settings.max_body_bytes))
-    ids = await run_in_threadpool(wiring.service.tokenize, body.text, body.add_special, body.parse_special)
+    service = _wiring(request).service
+    body, headers = await read_body(request, _wiring(request), TokenizeBody)
+    ids = await run_in_threadpool(service.tokenize, body.text, body.add_special, body.parse_special)
     if not body.with_pieces:
-        return _json({"tokens": ids})
-    return _json({"tokens": [{"id": token, "piece": _piece(wiring.service.token_bytes(token))} for token in ids]})
+        return _json({"tokens": ids}, headers=headers)
+    pieces = [{"id": token, "piece": _piece(service.token_bytes(token))} for token in ids]
+    return _json({"tokens": pieces}, headers=headers)
 
 
 def _piece(data: bytes) -> str | list[int]:
@@ -219,13 +219,13 @@ def _piece(data: bytes) -> str | list[int]:
 
 
 async def detokenize(request: Request) -> Response:
-    wiring = _wiring(request)
-    body = parse(DetokenizeBody, await read_object(request, wiring.settings.max_body_bytes))
-    Limits(wiring.service.card.vocab_size).check_ids(body.tokens, "tokens")
-    return _json({"content": await run_in_threadpool(wiring.service.detokenize, body.tokens)})
+    service = _wiring(request).service
+    body, headers = await read_body(request, _wiring(request), DetokenizeBody)
+    Limits(service.card.vocab_size).check_ids(body.tokens, "tokens")
+    return _json({"content": await run_in_threadpool(service.detokenize, body.tokens)}, headers=headers)
 
 
 async def apply_template(request: Request) -> Response:
-    wiring = _wiring(request)
-    body = parse(TemplateBody, await read_object(request, wiring.settings.max_body_bytes))
-    return _json({"prompt": await run_in_threadpool(wiring.service.render, body.messages, body.template)})
+    service = _wiring(request).service
+    body, headers = await read_body(request, _wiring(request), TemplateBody)
+    return _json({"prompt": await run_in_threadpool(service.render, body.messages, body.template)}, headers=headers)

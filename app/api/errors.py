@@ -64,6 +64,8 @@ def refusal(exc: Exception) -> Refusal:
             # keeps it for its next request finds it gone.
             headers["connection"] = "close"
         return Refusal(exc.status_code, _envelope(text, "invalid_request_error"), headers)
+    if isinstance(exc, RecursionError):  # nothing here is nested but what a client sends
+        return Refusal(400, _envelope("The request is nested too deeply.", "invalid_request_error"))
     known = next((kind for kind in type(exc).__mro__ if kind in STATUS_AND_TYPE), None)
     if known is None:
         log.error("unexpected failure", exc_info=exc)

@@ -122,8 +122,10 @@ def check_samplers(value: Any) -> list[str]:
     if not isinstance(names, list):
         raise _fault("samplers", "must be a list of names")
     for name in names:
-        if not isinstance(name, str) or (name not in STEPS and name not in IDLE_STEPS):
-            raise _fault("samplers", f"{str(name)[:32]!r} is not supported by this server")
+        if not isinstance(name, str):
+            raise _fault("samplers", "must be a list of names")
+        if name not in STEPS and name not in IDLE_STEPS:
+            raise _fault("samplers", f"{name[:32]!r} is not supported by this server")
     return names
 
 

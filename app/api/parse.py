@@ -82,6 +82,8 @@ def parse(kind: type[B], value: Mapping[str, Any]) -> B:
         return kind.model_validate(given)
     except ValidationError as exc:
         raise _readable(exc) from None
+    except RecursionError:
+        raise InvalidRequest("The request body is nested too deeply.") from None
 
 
 def unknown_fields(kind: type[ModelBody], value: Mapping[str, Any]) -> list[str]:

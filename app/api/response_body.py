@@ -172,6 +172,8 @@ def _chat_tool(tool: Any, where: str) -> Any:
     """A flat function as chat has it; what is no function is left to chat, which refuses it."""
     if not isinstance(tool, dict) or tool.get("type") != "function":
         return tool
+    if "function" in tool and "name" not in tool:
+        raise InvalidRequest(f"{where}: what chat has under function stands beside type here: name, parameters", where)
     for name, value in tool.items():
         if name not in ("type", *FUNCTION_MEMBERS) and value not in (None, NEUTRAL_IN_FUNCTION.get(name)):
             at = f"{where}.{name[:64]}"

@@ -6,11 +6,11 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from app.api.protocol import Body, Messages, Tools
+from app.api.protocol import ChatBody, Messages, ModelBody, Tools
 from app.errors import InvalidRequest
 
 
-class TokenizeBody(Body):
+class TokenizeBody(ModelBody):
     """``prompt`` is another name for ``content``."""
 
     content: str | None = None
@@ -30,15 +30,27 @@ class TokenizeBody(Body):
         return (self.prompt or "") if self.content is None else self.content
 
 
-class DetokenizeBody(Body):
+class DetokenizeBody(ModelBody):
     tokens: list[int]
 
 
-class TemplateBody(Body):
+class TemplateBody(ModelBody):
+    """The parts of a chat's body that its prompt is made of. The others may be there, and do nothing."""
+
     messages: Messages
     tools: Tools = Field([])
     chat_template_kwargs: dict[str, Any] = Field({})
+    add_generation_prompt: bool = True
+
+    @classmethod
+    def known_fields(cls) -> frozenset[str]:
+        return super().known_fields() | ChatBody.known_fields()
 
     @property
     def template(self) -> dict[str, Any]:
-        return {**self.chat_template_kwargs, **({"tools": self.tools} if self.tools else {})}
+        options = dict(self.chat_template_kwargs)
+        if self.tools:
+            options["tools"] = self.tools
+        if not self.add_generation_prompt:
+            options["add_generation_prompt"] = False
+        return options

@@ -89,7 +89,10 @@ function request(asked, signal) {
 
 /** Read a stream of events to its end. Throws what the server says went wrong. */
 async function receive(response, answer) {
-  if (!response.ok) throw new Error((await response.json()).error.message);
+  if (!response.ok) {
+    const said = await response.json().catch(() => null); // a proxy may answer in a way of its own
+    throw new Error(said?.error?.message ?? `the server answered with status ${response.status}`);
+  }
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from operator import sub
 
@@ -10,8 +9,6 @@ from app.scheduler import policy
 
 # What is left of older measurements with each new one.
 KEPT = 0.75
-# Of so many ticks of prefill alone the quickest tells what a token costs.
-NUM_ALONE = 3
 
 
 class Pace:
@@ -29,7 +26,7 @@ class Pace:
         self._grant_interval = grant_interval
         self._decode = _Mean()
         self._token = _Mean()
-        self._alone: deque[float] = deque(maxlen=NUM_ALONE)
+        self._alone = _Quickest()
         self._num_held_back = 0
 
     def chunk(self, chunk: int) -> int:
@@ -46,7 +43,7 @@ class Pace:
     @property
     def alone_s(self) -> float | None:
         """Seconds a prefill token where nobody decodes; None while nothing is known."""
-        return min(self._alone, default=None)
+        return self._alone.value
 
     def hold_back(self, is_held_back: bool) -> None:
         """Count the ticks in a row in which prefill was wanted and not due."""
@@ -57,7 +54,7 @@ class Pace:
         if not num_decode and not num_prefill:
             return
         if not num_decode and num_prefill >= policy.LEAST_ALONE:
-            self._alone.append(took_s / num_prefill)
+            self._alone.add(took_s / num_prefill)
         if num_prefill:
             self._token.add(max(took_s - self._decode.value, 0.0) if num_decode else took_s, num_prefill)
         else:
@@ -66,6 +63,20 @@ class Pace:
     def observe_decode(self, moments_s: Sequence[float]) -> None:
         """As ``observe``, for ticks without prefill that followed each other, from one of the moments to the next."""
         self._decode.add_each(map(sub, moments_s[1:], moments_s))
+
+
+class _Quickest:
+    """The least of the last three values. 0: there is none yet."""
+
+    def __init__(self) -> None:
+        self._last = self._second = self._third = 0.0
+
+    @property
+    def value(self) -> float | None:
+        return min(filter(None, (self._last, self._second, self._third)), default=None)
+
+    def add(self, value: float) -> None:
+        self._last, self._second, self._third = value, self._last, self._second
 
 
 class _Mean:

@@ -16,6 +16,8 @@ from app.text.trial import LIMITS, STACK_BYTES, Kind, attempt, shortened
 MAX_CACHED = 32
 MAX_WAITING = 16
 # Text that a grammar leaves no choice in is expanded at once, and what goes on for ever breaks off somewhere beyond.
+ENDLESS = "it asks for a text without an end"
+NO_BEGINNING = "NoExtensionBias"  # llguidance's word for rules of which none can ever begin
 MOST_FORCED_BYTES = 20_000
 
 
@@ -102,9 +104,10 @@ class Grammars:
         compiled = LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=LIMITS)
         compiled.compute_bitmask()  # what is too complex for its first step is told now
         if compiled.is_error():
-            return shortened(compiled.get_error())
+            error = compiled.get_error()
+            return ENDLESS if NO_BEGINNING in error else shortened(error)
         if len(compiled.deep_copy().compute_ff_bytes()) > MOST_FORCED_BYTES:
-            return "it asks for a text without an end"
+            return ENDLESS
         return Grammar(compiled)
 
 
