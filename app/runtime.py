@@ -237,7 +237,10 @@ def _explained(decode_path: str) -> str:
 def _window(settings: Settings, loaded: LoadedModel) -> int:
     asked = settings.ctx_per_slot
     if asked is not None and asked > loaded.window:
-        raise StartError(f"MLXCEL_CTX_SIZE gives a slot {asked} tokens, above the model's window of {loaded.window}")
+        raise StartError(
+            f"MLXCEL_CTX_SIZE={settings.ctx_size} means {asked} tokens a slot, above the model's window of"
+            f" {loaded.window}"
+        )
     return asked or loaded.window
 
 
