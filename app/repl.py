@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -34,9 +35,8 @@ class Lines:
         self._num_saved = 0
         if readline is not None:
             readline.set_history_length(MAX_LINES)
-            readline.parse_and_bind(
-                "set enable-bracketed-paste on"
-            )  # what is pasted is one message, whatever its lines
+            if os.environ.get("TERM", "dumb") != "dumb":  # what is pasted is one message, whatever its lines
+                readline.parse_and_bind("set enable-bracketed-paste on")
             try:
                 if path.exists() and path.stat().st_size:
                     readline.read_history_file(path)

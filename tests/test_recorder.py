@@ -197,8 +197,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(BadRecording, match="cannot be read"):
         read(tmp_path / "none.json")
     (tmp_path / "half.json").write_text('{"format": 1')
-    with pytest.raises(BadRecording, match="half.json is no recording: it is not JSON"):
+    with pytest.raises(BadRecording, match=r"half\.json is no recording: it is not JSON"):
         read(tmp_path / "half.json")
     (tmp_path / "list.json").write_text("[]")
-    with pytest.raises(BadRecording, match="list.json: not a recording: it has no format"):
+    with pytest.raises(BadRecording, match=r"list\.json: not a recording: it has no format"):
         read(tmp_path / "list.json")
