@@ -183,8 +183,11 @@ OPERATIONS: dict[str, Operation] = {
         "The tokens of a text",
         _object(tokens={"type": "array", "items": {"type": ["integer", "object"]}}),
         body=TokenizeBody,
+        refusals=(404,),
     ),
-    "/detokenize": Operation("The text of tokens", _object(content="string"), body=DetokenizeBody),
-    "/apply-template": Operation("The prompt of a conversation", _object(prompt="string"), body=TemplateBody),
+    "/detokenize": Operation("The text of tokens", _object(content="string"), body=DetokenizeBody, refusals=(404,)),
+    "/apply-template": Operation(
+        "The prompt of a conversation", _object(prompt="string"), body=TemplateBody, refusals=(404,)
+    ),
     "/openapi.json": Operation("This document", _object(openapi="string", info="object", paths="object")),
 }
