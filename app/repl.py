@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from app.conversation import Conversation
 from app.errors import InvalidRequest, MlxcelError
 from app.local import LocalModel
 from app.screen import Screen, printable
+from app.settings import foreign_variables
 
 try:
     import readline
@@ -35,7 +35,9 @@ class Lines:
         self._num_saved = 0
         if readline is not None:
             readline.set_history_length(MAX_LINES)
-            if os.environ.get("TERM", "dumb") != "dumb":  # what is pasted is one message, whatever its lines
+            if (
+                foreign_variables("TERM").get("TERM", "dumb") != "dumb"
+            ):  # what is pasted is one message, whatever its lines
                 readline.parse_and_bind("set enable-bracketed-paste on")
             try:
                 if path.exists() and path.stat().st_size:
