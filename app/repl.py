@@ -9,7 +9,6 @@ from app.conversation import Conversation
 from app.errors import InvalidRequest, MlxcelError
 from app.local import LocalModel
 from app.screen import Screen, printable
-from app.settings import foreign_variables
 
 try:
     import readline
@@ -30,14 +29,13 @@ Ctrl-C stops an answer, or drops the line that is being typed."""
 class Lines:
     """What is typed at the prompt, with the lines of earlier runs to recall. They are kept in a file for its owner."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, is_plain: bool = True) -> None:
+        """A terminal that is not ``is_plain`` is asked to mark what is pasted: all of it is one message then."""
         self._path: Path | None = path
         self._num_saved = 0
         if readline is not None:
             readline.set_history_length(MAX_LINES)
-            if (
-                foreign_variables("TERM").get("TERM", "dumb") != "dumb"
-            ):  # what is pasted is one message, whatever its lines
+            if not is_plain:
                 readline.parse_and_bind("set enable-bracketed-paste on")
             try:
                 if path.exists() and path.stat().st_size:

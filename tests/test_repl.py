@@ -137,7 +137,7 @@ def test_two_conversations_keep_the_lines_of_both(talk: Callable[..., Any], tmp_
             terminal.expect(PROMPT)
             terminal.type(CTRL_D)
             assert terminal.exit_code() == 0
-    assert (tmp_path / "history").read_text().splitlines()[-3:] == ["/help", "/reset", "/reset"]
+    assert sorted((tmp_path / "history").read_text().splitlines()[-3:]) == ["/help", "/reset", "/reset"]  # in any order
 
 
 def test_a_command_with_more_behind_it_is_no_question(talk: Callable[..., Any]) -> None:

@@ -37,7 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
     from app.local import opened
     from app.repl import Lines, talk
+    from app.settings import foreign_variables
 
+    is_plain = foreign_variables("TERM").get("TERM", "dumb") == "dumb"
     with opened(settings) as model:
-        talk(model, conversation, Lines(settings.cache_dir / "history"))
+        talk(model, conversation, Lines(settings.cache_dir / "history", is_plain))
     return 0
