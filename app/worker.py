@@ -29,7 +29,6 @@ CHECK_INTERVAL_S = 10.0
 LEAST_WAIT_S, MOST_WAIT_S = 1.0, 30.0
 LATELY_S, NUM_ENDS = 60.0, 32  # what counts of the ends that tell how fast places become free
 
-
 Sink = Callable[[News], None]
 
 
@@ -37,8 +36,8 @@ class Worker:
     """Runs one engine under one scheduler on a thread of its own.
 
     All methods belong to the event loop. They leave errands in an inbox that the thread empties between ticks; news
-    comes back through the sinks, on the loop, one hop a tick: while the next decode step is computed, since the loop
-    and a thread that builds a step's graph wait for one another (docs/benchmarks.md), and at once before anything else.
+    comes back through the sinks, on the loop, one hop a tick: first tokens and ends at once, what else a decode step
+    brings once the next one is submitted, since the loop and the building of a step's graph hold each other up.
     """
 
     def __init__(
@@ -271,14 +270,15 @@ class Worker:
         plan = pipeline.plan(began_s)
         if self._queue_timeout_s is not None:  # after planning, which may have given a slot to one that is late
             self._publish(scheduler, errands.expire(scheduler, self._queue_timeout_s))
-        if not plan.rows and not plan.num_blocks:
-            self._tell()
-            return
-        self.snapshot = scheduler.snapshot()
         if plan.kind != "decode":
             self._tell()  # it takes long
+        if not plan.rows and not plan.num_blocks:
+            return
+        self.snapshot = scheduler.snapshot()
         news = pipeline.run(plan, self._tell)
         self._untold.extend(news)
+        if plan.kind != "decode" or any(isinstance(item, Finished) for item in news):
+            self._tell()
         if plan.rows:
             self._observe_tick(plan.kind, time.monotonic() - began_s)
         self.snapshot = scheduler.snapshot()

@@ -15,11 +15,11 @@ from app import worker as worker_module
 from app.errands import Refused
 from app.errors import BackendError, EngineFault, InvalidRequest, MlxcelError, Overloaded, StartError, Unavailable
 from app.request import FinishReason, Request
-from app.scheduler.plan import Admitted, Draw, Finished, Result, Token
+from app.scheduler.plan import Admitted, Draw, Finished, Plan, Result, Token
 from app.worker import Worker
 from tests import played
 from tests.driving import build_scheduler, greedy_request
-from tests.played import PATIENCE_S, Mailbox, PlayedEngine, until, working
+from tests.played import MANY, PATIENCE_S, Mailbox, PlayedEngine, until, working
 
 
 def go(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -231,6 +231,31 @@ def test_the_next_step_is_submitted_before_the_tokens_of_the_last_are_read(looka
             await until(lambda: ended(mail, 1))
             assert [news.draw.token for news in mail[1:-1]] == list(range(8))
             assert (worker.snapshot.counters.lookahead_steps > 0) == lookahead
+
+    go(body())
+
+
+def test_first_tokens_and_ends_are_told_before_another_step_is_submitted() -> None:
+    class Held(PlayedEngine):
+        held = threading.Semaphore(0)
+
+        def submit(self, plan: Plan) -> Plan:
+            assert self.held.acquire(timeout=PATIENCE_S), "nobody let the step be submitted"
+            return super().submit(plan)
+
+    async def body() -> None:
+        engine = Held()
+        async with working(engine, lookahead=False) as worker:
+            mail = Mailbox()
+            worker.submit([ask(1, max_tokens=8), ask(2, max_tokens=2)], mail)
+            engine.held.release()
+            await until(lambda: all(any(isinstance(news, Token) for news in mail.of(each)) for each in (1, 2)))
+            engine.held.release()
+            await until(lambda: ended(mail, 2))
+            assert len(engine.submitted) == 2
+            assert not ended(mail, 1)
+            engine.held.release(MANY)
+            await until(lambda: ended(mail, 1))
 
     go(body())
 
