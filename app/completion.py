@@ -44,7 +44,7 @@ class Delta:
     """What is new in one choice. Its last delta has a ``finish_reason``: "stop", "length" or "tool_calls".
 
     ``logprobs`` are those of text, of reasoning and of calls alike. ``stop_string`` is the one that ended the answer,
-    if one did.
+    if one did; ``limit`` what one of "length" ran into if not its number of tokens: "grammar_limit".
     """
 
     index: int
@@ -54,6 +54,7 @@ class Delta:
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
     stop_string: str | None = None
+    limit: str | None = None
 
 
 @dataclass(slots=True)
@@ -159,8 +160,9 @@ class Choice:
         return Delta(self.index, text, self._shown(), None, reasoning, tuple(calls))
 
     def _finished(self, delta: Delta, reason: FinishReason) -> Delta:
-        called = self._has_called and reason is FinishReason.STOP
-        finish_reason = "tool_calls" if called else reason.value
+        if reason is FinishReason.GRAMMAR_LIMIT:  # no client knows it, but all take "length" for an incomplete answer
+            return replace(delta, finish_reason=FinishReason.LENGTH.value, limit=reason.value)
+        finish_reason = "tool_calls" if self._has_called and reason is FinishReason.STOP else reason.value
         return replace(delta, finish_reason=finish_reason, stop_string=self._stop.matched)
 
     def _shown(self) -> tuple[TokenLogprob, ...]:
@@ -171,8 +173,7 @@ class Choice:
         return tuple(shown)
 
     def _described(self, draw: Draw) -> TokenLogprob:
-        top = tuple(self._entry(token, logprob) for token, logprob in draw.top)
-        return replace(self._entry(draw.token, draw.logprob or 0.0), top=top)
+        return replace(self._entry(draw.token, draw.logprob or 0.0), top=tuple(self._entry(*each) for each in draw.top))
 
     def _entry(self, token: int, logprob: float) -> TokenLogprob:
         data = self._vocabulary.data(token)
@@ -185,7 +186,7 @@ class Completion:
     def __init__(self, worker: Worker, choices: Sequence[Choice], num_prompt: int, observe: ObserveRequest) -> None:
         self.usage = Usage(prompt_tokens=num_prompt)
         self.timings = Timings()
-        self.finish_reason: str | None = None  # of the last choice, once all of them have an answer
+        self.finish_reason: str | None = None  # of the last choice that has ended
         self.choices = tuple(choices)
         self._worker = worker
         self._choices = {choice.request_id: choice for choice in choices}
@@ -224,7 +225,6 @@ class Completion:
     async def _deltas(self) -> AsyncIterator[Delta]:
         """Raises the error that ends a choice: no other choice is waited for then."""
         try:
-            reason: str | None = None
             while any(choice.is_open for choice in self._choices.values()):
                 news = self._unread.popleft() if self._unread else await self._receive()
                 choice = self._choices[news.request_id]
@@ -238,7 +238,7 @@ class Completion:
                     if delta.finish_reason is not None:
                         self._worker.finish(choice.request_id, len(choice.tokens))
                         self._close(choice)
-                        reason = delta.finish_reason
+                        self.finish_reason = delta.finish_reason
                         yield delta
                     elif delta != Delta(choice.index):
                         yield delta
@@ -246,9 +246,8 @@ class Completion:
                     self._close(choice)
                     with _making_text(choice):
                         last = choice.end(news.reason)
-                    reason = last.finish_reason
+                    self.finish_reason = last.limit or last.finish_reason
                     yield last
-            self.finish_reason = reason
         finally:
             self.close()
 
@@ -295,6 +294,6 @@ def _failure(news: News) -> MlxcelError | None:
     """The error that ends a choice, where it does not end with an answer."""
     if isinstance(news, Refused):
         return news.error
-    if not isinstance(news, Finished) or news.reason in (FinishReason.STOP, FinishReason.LENGTH):
+    if not isinstance(news, Finished) or news.reason.is_answer:
         return None
     return MemoryShortage() if news.reason is FinishReason.NO_MEMORY else BackendError()

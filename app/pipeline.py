@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from app.errors import EngineFault
-from app.scheduler.plan import Event, Plan, Result
+from app.scheduler.plan import Event, Finished, Plan, Result
 from app.scheduler.scheduler import Scheduler
 
 log = logging.getLogger("mlxcel.worker")
@@ -75,6 +75,9 @@ class Pipeline:
             events = scheduler.lose_pool(plan, time.monotonic())
             self._on_fault()
             return events
-        for request_id, why in result.failures.items():
-            log.error("request %d failed in the engine: %s", request_id, why)
-        return scheduler.apply(plan, result, time.monotonic())
+        events = scheduler.apply(plan, result, time.monotonic())
+        for event in events:
+            if isinstance(event, Finished) and event.is_fault:
+                why = result.failures.get(event.request_id, "no token, or a block that could not be given back")
+                log.error("request %d failed in the engine: %s", event.request_id, why)
+        return events

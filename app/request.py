@@ -44,6 +44,9 @@ class SamplingParams:
 class Constraint(Protocol):
     """Which tokens a request may draw. It follows the request's tokens by itself, and goes where the request goes."""
 
+    is_at_limit: bool
+    """Whether ``mask`` has raised because what it would have to work out is too much. It will not get further."""
+
     def mask(self, tokens: Sequence[int]) -> bytes:
         """Which token may follow ``tokens``, one bit each, the lowest of a byte first. Raises ValueError where none
         can be told."""
@@ -60,10 +63,16 @@ class State(enum.Enum):
 class FinishReason(enum.Enum):
     STOP = "stop"
     LENGTH = "length"
+    GRAMMAR_LIMIT = "grammar_limit"
     CANCELLED = "cancelled"
     ERROR = "error"
     NO_MEMORY = "no_memory"
     REFUSED = "refused"
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether what has come until then is to be delivered."""
+        return self in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.GRAMMAR_LIMIT)
 
 
 LEGAL_MOVES: dict[State, frozenset[State]] = {

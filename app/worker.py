@@ -277,11 +277,11 @@ class Worker:
         self.snapshot = scheduler.snapshot()
         news = pipeline.run(plan, self._tell)
         self._untold.extend(news)
-        if plan.kind != "decode" or any(isinstance(item, Finished) for item in news):
-            self._tell()
         if plan.rows:
             self._observe_tick(plan.kind, time.monotonic() - began_s)
         self.snapshot = scheduler.snapshot()
+        if plan.kind != "decode" or any(isinstance(item, Finished) for item in news):
+            self._tell()
 
     def _publish(self, scheduler: Scheduler, news: Sequence[News]) -> None:
         self.snapshot = scheduler.snapshot()

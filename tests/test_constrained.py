@@ -101,6 +101,22 @@ def test_an_answer_without_room_ends_with_length(engine: Engine, loaded: LoadedM
     assert request.num_output == 5
 
 
+def test_an_answer_beyond_the_limits_of_its_grammar_ends_there_and_nobody_else_does(
+    engine: Engine, loaded: LoadedModel, grammar: Grammar
+) -> None:
+    grammars = Grammars(loaded.tokenizer, loaded.end_tokens, loaded.vocab_size)
+    endless = grammars.compile(
+        "grammar", 'root ::= ("x" | "y") tail\ntail ::= ("abc" | "abd") more | "z" tail\nmore ::= "ab" more'
+    )
+    found = endless.result(60)
+    assert isinstance(found, Grammar)
+    stuck, other = asked(loaded, 0, found, seed=1), asked(loaded, 1, grammar, seed=1)
+    run(engine, build_scheduler(NUM_BLOCKS, BLOCK_SIZE), all_at_once([stuck, other]))
+    assert stuck.finish_reason is FinishReason.GRAMMAR_LIMIT
+    assert loaded.tokenizer.decode(stuck.tokens[stuck.num_prompt :])[0] in "xy"
+    check(loaded, other)
+
+
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("name", ["engine", "deterministic_engine"])
 def test_neighbours_draw_as_without_the_constrained_row(

@@ -109,8 +109,28 @@ def test_answers_of_one_grammar_know_nothing_of_each_other(grammars: Grammars) -
 def test_a_token_outside_the_grammar_is_a_fault(grammars: Grammars) -> None:
     matcher = compiled(grammars, "json_schema", '{"enum": ["abc"]}').start(0)
     for _ in range(2):
-        with pytest.raises(ValueError, match="not allow"):
+        with pytest.raises(ValueError, match="forbids"):
             matcher.mask(ids("x"))
+        assert not matcher.is_at_limit
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ('start: "x" tail\ntail: ' + " | ".join(f'"a{i}" "b" t' for i in range(20_001)) + '\nt: "c"', "x"),
+        ('root ::= "x" tail | "y"\ntail ::= "abc" tail', "xa"),
+    ],
+    ids=["alternatives", "forced for ever"],
+)
+def test_a_step_beyond_the_limits_is_no_fault(grammars: Grammars, source: str, text: str) -> None:
+    matcher = compiled(grammars, "grammar", source).start(0)
+    for at in range(len(text)):
+        matcher.mask(ids(*text[:at]))
+    assert not matcher.is_at_limit
+    for _ in range(2):
+        with pytest.raises(ValueError, match="beyond its limits"):
+            matcher.mask(ids(*text))
+        assert matcher.is_at_limit
 
 
 @pytest.mark.parametrize(

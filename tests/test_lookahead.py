@@ -53,6 +53,8 @@ def test_the_same_rows_each_one_token_further() -> None:
 
 
 class Anything:
+    is_at_limit = False
+
     def mask(self, tokens: Sequence[int]) -> bytes:
         raise AssertionError("only the engine asks")
 

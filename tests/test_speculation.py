@@ -385,6 +385,8 @@ def test_without_a_drafter_nobody_proposes():
 
 def test_a_constrained_request_never_proposes_and_keeps_nobody_from_it():
     class Anything:
+        is_at_limit = False
+
         def mask(self, tokens):
             raise AssertionError("only the engine asks")
 

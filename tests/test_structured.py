@@ -133,6 +133,27 @@ def test_an_answer_without_room_says_so(tiny: ServerProcess) -> None:
     assert body["usage"]["completion_tokens"] == 3
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_its_grammar_cannot_follow_further_says_so(tiny: ServerProcess, stream: bool) -> None:
+    """In the words of every route, with what has come until then, and not as a fault of the server."""
+    fields = {"grammar": 'root ::= ("x" | "y") tail\ntail ::= "abc" tail', "stream": stream}
+
+    def said(path: str, ask: dict[str, Any]) -> list[dict[str, Any]]:
+        response = tiny.post(path, ask | fields)
+        assert response.status_code == 200, response.text
+        if not stream:
+            return [response.json()]
+        lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
+        return [json.loads(line) for line in lines]
+
+    for path, ask in ((CHAT, ASK), (TEXT, {"prompt": "Well", "max_tokens": 300})):
+        end = [body["choices"][0] for body in said(path, ask) if body.get("choices")][-1]
+        assert (end["finish_reason"], end["stop_reason"]) == ("length", "grammar_limit")
+    last = said("/completion", {"prompt": "Well", "n_predict": 300})[-1]
+    assert (last["stop_type"], last["truncated"]) == ("limit", False)
+    assert 'reason="grammar_limit"' in tiny.http.get("/metrics").text
+
+
 def test_the_end_of_the_grammar_ends_the_answer(tiny: ServerProcess) -> None:
     """Whatever the model, its bias and its penalties would rather have."""
     more = {"logit_bias": {"2": -100, "0": -100, "100": 100}, "repetition_penalty": 1.5, "top_p": 0.2}

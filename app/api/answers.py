@@ -11,6 +11,7 @@ from app.completion import Delta, Timings, TokenLogprob, Usage
 from app.text.tool_calls import ToolCall
 
 LOGPROB_FLOOR = -9999.0  # JSON has no infinity
+GOING_ON: Mapping[str, Any] = {"finish_reason": None}
 
 
 class Form(Protocol):
@@ -52,7 +53,7 @@ class ChatForm:
             "index": whole.index,
             "message": message,
             "logprobs": self._logprobs(whole.logprobs),
-            "finish_reason": whole.finish_reason,
+            **_end(whole),
         }
 
     def pieces(self, delta: Delta) -> list[dict[str, Any]]:
@@ -71,7 +72,7 @@ class ChatForm:
             self.num_calls[delta.index] = number + 1
             pieces.append(self._piece(delta.index, {"tool_calls": [{"index": number, **_call(call)}]}))
         if delta.finish_reason is not None:
-            pieces.append(self._piece(delta.index, {}, None, delta.finish_reason))
+            pieces.append(self._piece(delta.index, {}, None, _end(delta)))
         return pieces
 
     def _piece(
@@ -79,9 +80,9 @@ class ChatForm:
         index: int,
         delta: dict[str, Any],
         logprobs: dict[str, Any] | None = None,
-        finish_reason: str | None = None,
+        end: Mapping[str, Any] = GOING_ON,
     ) -> dict[str, Any]:
-        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return {"index": index, "delta": delta, "logprobs": logprobs, **end}
 
     def _logprobs(self, entries: tuple[TokenLogprob, ...]) -> dict[str, Any] | None:
         if not self.with_logprobs:
@@ -106,7 +107,7 @@ class TextForm:
 
     def choice(self, whole: Delta) -> dict[str, Any]:
         table = self._logprobs(whole.index, whole.logprobs) if self.with_logprobs else None
-        return self._piece(whole.index, self.unsent.get(whole.index, "") + whole.text, table, whole.finish_reason)
+        return self._piece(whole.index, self.unsent.get(whole.index, "") + whole.text, table, _end(whole))
 
     def pieces(self, delta: Delta) -> list[dict[str, Any]]:
         pieces = []
@@ -115,13 +116,13 @@ class TextForm:
             table = self._logprobs(delta.index, delta.logprobs) if delta.logprobs else None
             pieces.append(self._piece(delta.index, text, table))
         if delta.finish_reason is not None:
-            pieces.append(self._piece(delta.index, "", None, delta.finish_reason))
+            pieces.append(self._piece(delta.index, "", None, _end(delta)))
         return pieces
 
     def _piece(
-        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None = None
+        self, index: int, text: str, logprobs: dict[str, Any] | None, end: Mapping[str, Any] = GOING_ON
     ) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+        return {"index": index, "text": text, "logprobs": logprobs, **end}
 
     def _logprobs(self, index: int, entries: tuple[TokenLogprob, ...]) -> dict[str, Any]:
         offset = self.offsets.get(index, 0)
@@ -201,7 +202,13 @@ def _joined(parts: list[Delta]) -> Delta:
         parts[-1].finish_reason,
         "".join(delta.reasoning for delta in parts),
         tuple(call for delta in parts for call in delta.calls),
+        limit=parts[-1].limit,
     )
+
+
+def _end(delta: Delta) -> dict[str, Any]:
+    """How a choice ends: ``stop_reason`` tells more of a "length" that is not that of its tokens."""
+    return {"finish_reason": delta.finish_reason, **({"stop_reason": delta.limit} if delta.limit else {})}
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

@@ -116,8 +116,8 @@ class MessageAnswer:
 
     def _stop(self, last: Delta, usage: Usage) -> dict[str, Any]:
         if last.finish_reason == "length":
-            is_asked = usage.completion_tokens >= self._max_tokens
-            reason = "max_tokens" if is_asked else "model_context_window_exceeded"
+            is_full = usage.completion_tokens < self._max_tokens and last.limit is None
+            reason = "model_context_window_exceeded" if is_full else "max_tokens"
         elif last.finish_reason == "tool_calls":
             reason = "tool_use"
         else:

@@ -140,5 +140,10 @@ class Finished(NamedTuple):
     num_output: int
     at_s: float
 
+    @property
+    def is_fault(self) -> bool:
+        """Whether it ended for want of a token, through nothing that its client asked for."""
+        return self.reason is FinishReason.ERROR
+
 
 Event = Admitted | Token | Finished

@@ -140,6 +140,12 @@ def end_reason(request: Request) -> FinishReason | None:
     return FinishReason.LENGTH if request.num_output >= request.max_tokens else None
 
 
+def failure_reason(request: Request) -> FinishReason:
+    """Why a request ends that did not get its token: its own grammar may be to blame."""
+    stuck = request.constraint is not None and request.constraint.is_at_limit
+    return FinishReason.GRAMMAR_LIMIT if stuck else FinishReason.ERROR
+
+
 def head_start_s(priority: int) -> float:
     """How much sooner than it did a request counts as having arrived. Grows with the priority, and stays bounded."""
     return HEAD_START_S * priority / (10 + abs(priority))

@@ -122,7 +122,7 @@ class Scheduler:
             if row.draft:
                 drawn = right(row.draft, drawn)
             if request.id in failures or (row.draws and not drawn):
-                events.append(self._finish(request, FinishReason.ERROR, request.num_output, now))
+                events.append(self._finish(request, policy.failure_reason(request), request.num_output, now))
                 continue
             if request.id in self._unannounced:
                 events.append(self._announce(request))

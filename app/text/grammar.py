@@ -18,6 +18,7 @@ MAX_WAITING = 16
 # Text that a grammar leaves no choice in is expanded at once, and what goes on for ever breaks off somewhere beyond.
 ENDLESS = "it asks for a text without an end"
 NO_BEGINNING = "NoExtensionBias"  # llguidance's word for rules of which none can ever begin
+NOT_ALLOWED = "doesn't satisfy the grammar"  # and of a token that may not come next
 MOST_FORCED_BYTES = 20_000
 
 
@@ -28,6 +29,7 @@ class Matcher:
     def __init__(self, matcher: LLMatcher, num_prompt: int) -> None:
         self._matcher = matcher
         self._num_taken = num_prompt
+        self.is_at_limit = False
 
     def mask(self, tokens: Sequence[int]) -> bytes:
         """Which token may follow ``tokens``, one bit each, the lowest of a byte first. An end token may where the
@@ -35,16 +37,20 @@ class Matcher:
         without the GIL.
 
         Raises:
-            ValueError: the answer has left the grammar, or a step of it is too complex.
+            ValueError: the answer has left the grammar, or a step of it is too complex (``is_at_limit``).
         """
         for token in tokens[self._num_taken :]:
-            if not self._matcher.consume_token(token):
-                raise ValueError("a token that the grammar does not allow, or a step beyond its limits")
+            self._matcher.consume_token(token)
+            self._check()
             self._num_taken += 1
         mask = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            raise ValueError("a step of the grammar is beyond its limits")
+        self._check()
         return mask
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            self.is_at_limit = NOT_ALLOWED not in self._matcher.get_error()
+            raise ValueError("a step beyond its limits" if self.is_at_limit else "a token that the grammar forbids")
 
 
 class Grammar:
