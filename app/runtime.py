@@ -108,6 +108,7 @@ class Runtime:
         if settings.device == "cpu" or kernels.on_cpu():
             preflight.check_memory(settings.kv_cache_budget, stored_bytes)
         from app.engine import loader, paths
+        from app.engine.groups import grouped
 
         loader.set_device(settings.device)
         loader.limit_memory(settings.cache_limit, settings.wired_limit)
@@ -117,9 +118,10 @@ class Runtime:
         # All that can be refused is refused before the weights are read, which takes the time.
         n_ctx = _window(settings, loaded)
         block_size = settings.kv_block_size or (64 if kernels.on_cpu() else 32)
+        groups = grouped(loaded.kept.shapes, n_ctx)
         size = size_pool(
             settings.kv_cache_budget,
-            bytes_per_token=loaded.kept.bytes_per_token,
+            bytes_per_token=groups.bytes_per_token or loaded.kept.bytes_per_token,
             block_size=block_size,
             num_slots=settings.batch_rows,
             window_tokens=n_ctx,
@@ -138,17 +140,21 @@ class Runtime:
             settings.decode_storage_backend,
             settings.sdpa_deterministic,
             self._snapshots(loaded, size.num_blocks * block_size) if settings.prompt_cache else None,
+            groups,
         )
         log.info("Model %s decode path: %s", loaded.path.name, _explained(engine.decode_path))
         most_tokens = n_ctx if settings.kv_cache_budget == "none" else size.num_blocks * block_size
         if most_tokens < n_ctx:
             log.warning("the KV budget holds less than a window of %d tokens: a slot has %d", n_ctx, most_tokens)
         drafter = self._drafter(engine.is_paged)
-        self._open(loaded, engine.decode_path, min(n_ctx, most_tokens), most_tokens, block_size, drafter is not None)
+        block_bytes = (
+            block_size * (groups if engine.is_paged else loaded.kept).bytes_per_token // engine.layout.num_groups
+        )
+        self._open(loaded, engine.decode_path, min(n_ctx, most_tokens), most_tokens, block_bytes, drafter is not None)
         wanted = {"auto": not kernels.on_cpu(), "on": True, "off": False}[settings.decode_lookahead]
         lookahead = wanted and engine.is_paged
         log.info("a decode step is submitted %s the last one is read", "before" if lookahead else "after")
-        return engine, self._scheduler(size.num_blocks, block_size, lookahead, engine.is_paged, drafter)
+        return engine, self._scheduler(engine, size.num_blocks, block_size, lookahead, drafter)
 
     def _snapshots(self, loaded: LoadedModel, num_tokens: int) -> Snapshots:
         """For paths without blocks to share: as much again as a fifth of the pool, and a whole state for each slot."""
@@ -172,13 +178,18 @@ class Runtime:
         return None
 
     def _scheduler(
-        self, num_blocks: int, block_size: int, lookahead: bool, is_paged: bool, drafter: PromptLookup | None
+        self,
+        engine: Engine | DenseEngine,
+        num_blocks: int,
+        block_size: int,
+        lookahead: bool,
+        drafter: PromptLookup | None,
     ) -> Scheduler:
-        settings = self._settings
-        pool = BlockPool(num_blocks)
+        settings, layout = self._settings, engine.layout
+        pool = BlockPool(num_blocks * layout.num_groups)
         ttl_s = settings.prompt_cache_ttl or None
         least = settings.prompt_cache_min_prefix
-        cache = PrefixCache(pool, block_size, settings.prompt_cache, least, ttl_s, whole_states=not is_paged)
+        cache = PrefixCache(pool, block_size, settings.prompt_cache, least, ttl_s, not engine.is_paged, layout)
         config = SchedulerConfig(
             num_slots=settings.batch_rows,
             max_batch_size=settings.batch_rows,
@@ -201,7 +212,7 @@ class Runtime:
         return self._recordings.scheduler
 
     def _open(
-        self, loaded: LoadedModel, decode_path: str, n_ctx: int, most_tokens: int, block_size: int, speculates: bool
+        self, loaded: LoadedModel, decode_path: str, n_ctx: int, most_tokens: int, block_bytes: int, speculates: bool
     ) -> None:
         card = ModelCard(
             ids=self._settings.model_alias or (_name(self._settings, loaded.path),),
@@ -210,7 +221,7 @@ class Runtime:
             n_ctx=n_ctx,
             most_tokens=most_tokens,
             vocab_size=loaded.vocab_size,
-            bytes_per_block=loaded.kept.bytes_per_token * block_size,
+            bytes_per_block=block_bytes,
             end_tokens=loaded.end_tokens,
             default_sampling=_default_sampling(loaded.generation_config),
             chat_template=str(loaded.tokenizer.chat_template or ""),

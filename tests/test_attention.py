@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from app.engine.attention import BEGIN_EVERY, Geometry, LayerCache, Window, layer_caches
+from app.engine.groups import one_group
 from app.engine.kernels import on_cpu
 from app.engine.storage import LayerShape, PagedStorage
 from app.request import SamplingParams
@@ -26,7 +27,7 @@ def attended(window: int | None, sinks: mx.array | None, width: int | None, by_m
     rng = np.random.default_rng(7)
     shape = LayerShape(HEADS, KEY_DIM, VALUE_DIM, mx.float32, None if by_mask else window)
     storage = PagedStorage([shape], num_blocks=40, block_size=BLOCK_SIZE)
-    (pool,) = storage.layers
+    (pool,) = storage.pools
     blocks = iter(rng.permutation(40).tolist())
     rows, queries, want = [], [], []
     for i, (start, num_new) in enumerate(SPANS):
@@ -47,7 +48,9 @@ def attended(window: int | None, sinks: mx.array | None, width: int | None, by_m
             want.append(
                 [alone(query[h], keys[h // GROUP, seen], values[h // GROUP, seen], h, sinks) for h in range(len(query))]
             )
-    (cache,) = layer_caches(storage, Geometry(rows, BLOCK_SIZE, width=width))
+    (cache,) = layer_caches(
+        one_group([pool.shape for pool in storage.pools]).places, storage, Geometry(rows, BLOCK_SIZE, width=width)
+    )
     got = cache.attend(mx.array(np.array(queries, np.float32))[:, :, None], SCALE, mask(cache, window, by_mask), sinks)
     return got[:, :, 0], mx.array(np.array(want, np.float32))
 
@@ -75,10 +78,10 @@ def test_each_token_sees_its_window(window: int | None, with_sinks: bool, width:
 
 def test_a_window_that_a_model_asks_for_goes_before_its_caches() -> None:
     storage = PagedStorage([LayerShape(1, 1, 1, mx.float32, 3)], num_blocks=3, block_size=4)
-    (pool,) = storage.layers
+    (pool,) = storage.pools
     pool.values[:] = mx.arange(12.0)[:, None]
     row = Row(0, [0] * 9, 8, 1, [0, 1, 2], True, 9, SamplingParams())
-    (cache,) = layer_caches(storage, Geometry([row], 4))
+    (cache,) = layer_caches(one_group([pool.shape for pool in storage.pools]).places, storage, Geometry([row], 4))
     means = [cache.attend(mx.zeros((1, 1, 1, 1)), 1.0, cache.make_mask(1, False, size)).item() for size in (None, 2, 9)]
     assert means == pytest.approx([7.0, 7.5, 4.0])
 
@@ -98,6 +101,6 @@ def test_a_step_begins_before_its_graph_is_whole(monkeypatch: pytest.MonkeyPatch
     shape = LayerShape(1, 1, 1, mx.float32)
     storage = PagedStorage([shape] * (2 * BEGIN_EVERY + 1), num_blocks=1, block_size=4)
     row = Row(0, [0], 0, 1, [0], True, 1, SamplingParams())
-    for cache in layer_caches(storage, Geometry([row], 4)):
+    for cache in layer_caches(one_group([pool.shape for pool in storage.pools]).places, storage, Geometry([row], 4)):
         cache.attend(mx.zeros((1, 1, 1, 1)), 1.0)
     assert len(begun) == 2

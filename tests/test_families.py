@@ -9,9 +9,15 @@ import pytest
 
 from app.engine.attention import LayerCache
 from app.engine.engine import Engine
+from app.engine.groups import grouped
 from app.errors import StartError
+from app.kv.block_pool import BlockPool
+from app.kv.block_table import BlockTables
+from app.kv.prefix_cache import PrefixCache
 from app.request import SamplingParams
 from app.scheduler.plan import Plan, Row
+from app.scheduler.policy import SchedulerConfig
+from app.scheduler.scheduler import Scheduler
 from ops.families.tiny import build, described, loaded
 from tests.driving import assert_same_tokens, build_scheduler, greedy_request, plain_greedy, run
 
@@ -81,6 +87,42 @@ def test_sliding_layers_with_an_adopted_prefix(family: str, lookahead: bool) -> 
             request = greedy_request(i, prompt, NUM_NEW)
             assert_same_tokens(run(engine, scheduler, {0: [request]})[i], tokens, logits)
             assert request.num_cached == (len(PROMPTS[2]) if i else 0)
+
+
+@pytest.mark.parametrize("lookahead", [False, True], ids=["step by step", "lookahead"])
+@pytest.mark.parametrize("family", SLIDING)
+def test_blocks_behind_a_window_are_given_back(family: str, lookahead: bool) -> None:
+    """Long answers in a pool that could not hold all their tokens in all layers at once; then again, with a prefix that
+    is known from before; and nothing that is drawn differs from the plain forward."""
+    model, num_new = build(family), 60
+    prompts = [*PROMPTS[:3], [*PROMPTS[2], 3, 1, 4, 1, 5]]
+    want = [plain_greedy(model, prompt, num_new) for prompt in prompts]
+    kept = loaded(family, build(family))
+    groups = grouped(kept.kept.shapes, 1000)
+    layout = groups.layout
+    assert layout.window == 8
+    num_blocks = 60 * layout.num_groups
+    engine = Engine(kept, num_blocks, 4, groups=groups)
+    assert engine.decode_path.endswith("and keep no more")
+    cache = PrefixCache(BlockPool(num_blocks), 4, min_tokens=1, layout=layout)
+    tables = BlockTables(cache._pool, cache, 4)
+    most_live = 0
+
+    def watch(tick: int, scheduler: Scheduler) -> None:
+        nonlocal most_live
+        most_live = max(most_live, tables.pool.num_live)
+        tables.check()
+
+    for chunk in (3, 64):
+        scheduler = Scheduler(replace(SchedulerConfig(), prefill_chunk=chunk, lookahead=lookahead), tables)
+        requests = [greedy_request(i, prompt, num_new) for i, prompt in enumerate(prompts)]
+        got = run(engine, scheduler, {2 * i: [request] for i, request in enumerate(requests)}, watch)
+        for i, (tokens, logits) in enumerate(want):
+            assert_same_tokens(got[i], tokens, logits)
+    num_all = sum(tables.blocks_for(len(prompt) + num_new) for prompt in prompts)
+    num_sliding = sum(window is not None for window in layout.windows)
+    assert most_live < num_all * (1 - 0.6 * num_sliding / layout.num_groups)
+    assert requests[3].num_cached > 0
 
 
 def test_a_family_with_another_cache_is_refused_by_name() -> None:

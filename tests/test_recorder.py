@@ -187,7 +187,7 @@ def test_a_step_ahead_is_measured_from_the_end_of_the_one_before() -> None:
     assert [sample.seconds for sample in samples(saved(scheduler))] == pytest.approx([0.6, 0.15, 0.1, 0.1])
 
 
-@pytest.mark.parametrize("data", [{}, {"format": 99}, {"format": 2}, {"format": 2, "books": {}, "requests": []}])
+@pytest.mark.parametrize("data", [{}, {"format": 99}, {"format": 3}, {"format": 3, "books": {}, "requests": []}])
 def test_what_is_no_recording_is_refused(data: dict[str, object]) -> None:
     with pytest.raises(BadRecording):
         from_json(data)

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from app.kv.block_pool import BlockPool
 from app.kv.block_table import BlockTables
+from app.kv.layout import GONE, ONE_GROUP, Layout
 from app.kv.prefix_cache import PrefixCache
 from app.request import FinishReason, Request, State
 from app.scheduler.plan import Admitted, Draw, Event, Finished, Plan, Result, Row, Token
@@ -38,7 +39,7 @@ class PoisoningPool(BlockPool):
 
 @dataclass
 class FakeEngine:
-    """Holds the token itself where an engine holds its K and V, and draws by what it finds there.
+    """Holds the token itself where an engine holds its K and V, and draws if it finds there what it has to.
 
     What steps ahead compute is in ``tails``, by request: its row, and tokens by position. ``astray`` are the requests
     whose tails are wrong.
@@ -46,6 +47,7 @@ class FakeEngine:
 
     pool: PoisoningPool
     block_size: int
+    layout: Layout = ONE_GROUP
     tails: dict[int, tuple[Row, dict[int, int]]] = field(default_factory=dict)
     astray: set[int] = field(default_factory=set)
 
@@ -69,15 +71,14 @@ class FakeEngine:
                 continue
             tokens = [*row.tokens, *row.draft]
             for position in range(row.start, row.start + row.num_new):
-                content[row.blocks[position // self.block_size]][position % self.block_size] = tokens[position]
+                self._write(row, position, tokens[position])
         for index, row in enumerate(plan.rows):
             if index != failing:
-                num_tokens = row.start + row.num_new
-                seen = [token for block in row.blocks for token in content[block]][:num_tokens]
-                assert seen == [*row.tokens, *row.draft][:num_tokens], f"{row} sees other tokens: {seen}"
+                tokens = [*row.tokens, *row.draft][: row.start + row.num_new]
+                self._look(row, tokens, {})
                 if row.draws:
                     ends = [draw.start + draw.num_new for draw in row.each_draw()]
-                    result.draws[row.request_id] = tuple(Draw(answer(seen[:end])) for end in ends)
+                    result.draws[row.request_id] = tuple(Draw(answer(tokens[:end])) for end in ends)
         return result
 
     def run_ahead(self, plan: Plan, before: Result, failing: int | None, breaks: bool, astray: int | None) -> Result:
@@ -101,8 +102,7 @@ class FakeEngine:
             if index == failing:
                 result.failures[row.request_id] = "failed"
                 continue
-            seen = [tail[i] if i in tail else self._pooled(row, i) for i in range(row.start + 1)]
-            assert seen == tokens, f"{row} sees other tokens: {seen}"
+            self._look(row, tokens, tail)
             result.draws[row.request_id] = (Draw(answer(tokens)),)
         return result
 
@@ -110,8 +110,8 @@ class FakeEngine:
         """Put into the pool what was computed ahead."""
         for row, tail in self.tails.values():
             for position, token in tail.items():
-                if position // self.block_size < len(row.blocks):
-                    self.pool.content[row.blocks[position // self.block_size]][position % self.block_size] = token
+                if position // self.block_size * self.layout.num_groups < len(row.blocks):
+                    self._write(row, position, token)
         self.tails.clear()
         self.astray.clear()
 
@@ -120,8 +120,21 @@ class FakeEngine:
             self.pool.content[block] = [None] * self.block_size
         self.pool.taken.clear()
 
-    def _pooled(self, row: Row, position: int) -> int | None:
-        return self.pool.content[row.blocks[position // self.block_size]][position % self.block_size]
+    def _write(self, row: Row, position: int, token: int) -> None:
+        for group in range(self.layout.num_groups):
+            block = row.blocks[position // self.block_size * self.layout.num_groups + group]
+            assert block != GONE, "nobody writes behind a window"
+            self.pool.content[block][position % self.block_size] = token
+
+    def _look(self, row: Row, tokens: list[int], tail: dict[int, int]) -> None:
+        """Each group of layers finds the row's ``tokens`` as far back as its first sees; those in ``tail`` there."""
+        for group, window in enumerate(self.layout.windows):
+            blocks = row.blocks[group :: self.layout.num_groups]
+            for i in range(0 if window is None else max(row.start - window + 1, 0), len(tokens)):
+                block, place = divmod(i, self.block_size)
+                assert i in tail or blocks[block] != GONE, f"{row} does not see token {i} in group {group}"
+                seen = tail[i] if i in tail else self.pool.content[blocks[block]][place]
+                assert seen == tokens[i], f"{row} sees {seen} in the place of token {i} in group {group}"
 
     def lose_pool(self) -> None:
         self.tails.clear()
@@ -171,6 +184,7 @@ SIZES = st.fixed_dictionaries(
         "cached": st.sampled_from((True, True, True, False)),
         "min_tokens": st.sampled_from((0, 0, 3)),
         "ttl_s": st.sampled_from((None, 3.0, 20.0)),
+        "windows": st.sampled_from(((None,), (None,), (None, 3), (None, 1, 1), (5,), (None, None, 12, 6))),
     }
 )
 CONFIG = st.fixed_dictionaries(
@@ -209,12 +223,13 @@ class SchedulerLaws(RuleBasedStateMachine):
 
     @initialize(sizes=SIZES, config=CONFIG, drafts=st.sampled_from((None, "lookup", "wild")), seed=st.integers(0, 99))
     def start(self, sizes, config, drafts, seed):
-        block_size, num_blocks = sizes["block_size"], sizes["num_blocks"]
-        self.capacity = num_blocks * block_size
-        pool = PoisoningPool(num_blocks, block_size)
-        self.cache = PrefixCache(pool, block_size, sizes["cached"], sizes["min_tokens"], sizes["ttl_s"])
+        layout, block_size = Layout(sizes["windows"]), sizes["block_size"]
+        self.capacity = sizes["num_blocks"] * block_size
+        pool = PoisoningPool(sizes["num_blocks"] * layout.num_groups, block_size)
+        rest = sizes["cached"], sizes["min_tokens"], sizes["ttl_s"]
+        self.cache = PrefixCache(pool, block_size, *rest, layout=layout)
         self.tables = BlockTables(pool, self.cache, block_size)
-        self.engine = FakeEngine(pool, block_size)
+        self.engine = FakeEngine(pool, block_size, layout)
         self.config = SchedulerConfig(**config)
         self.drafter = {None: None, "lookup": PromptLookup(), "wild": WildDrafter(seed)}[drafts]
         self.scheduler = Scheduler(self.config, self.tables, self.drafter)
@@ -423,8 +438,13 @@ class SchedulerLaws(RuleBasedStateMachine):
         assert seats == {r.slot: r.id for r in live if r.slot is not None}
         for request in live:
             if request.state is State.DECODING:
-                num_held = len(self.tables.blocks(request.id))
-                assert num_held == self.tables.blocks_for(len(request.tokens) - 1), "no block is held for a draft"
+                blocks, layout = self.tables.blocks(request.id), self.tables.layout
+                assert len(blocks) == self.tables.blocks_for(len(request.tokens) - 1), "no block is held for a draft"
+                size = self.tables.block_size
+                num_spare = layout.num_spare(request.num_computed // size * size, size)
+                for group, window in enumerate(layout.windows):
+                    gone = [block == GONE for block in blocks[group :: layout.num_groups]]
+                    assert all(gone[:num_spare]) if window is not None else not any(gone), "given back in time"
         if isinstance(self.drafter, WildDrafter):
             told = [sum(numbers) for numbers in zip(*self.drafter.told, strict=True)] or [0, 0]
             counters = snapshot.counters

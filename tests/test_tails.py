@@ -189,7 +189,7 @@ def peak_bytes(submit: Callable[[Engine, Plan], Any]) -> tuple[int, int, int]:
 
 def test_what_is_flushed_is_what_was_written() -> None:
     storage = PagedStorage([LayerShape(2, 3, 3, mx.float32)], num_blocks=8, block_size=2)
-    (layer,) = storage.layers
+    (layer,) = storage.pools
     before = layer.keys.tolist()
     blocks = [5, 1]
     row = Row(0, [], 1, 1, blocks, True, 1, SamplingParams())
@@ -199,7 +199,7 @@ def test_what_is_flushed_is_what_was_written() -> None:
         tails.turn([row])
         assert tails.num_pooled(row) == 0
         at = mx.array([[(position // 2 * 2 + head) * 2 + position % 2 for head in range(2)]])
-        tails.layers[0].write(at, mx.full((1, 2, 3), float(position)), mx.full((1, 2, 3), -float(position)))
+        tails.pools[0].write(at, mx.full((1, 2, 3), float(position)), mx.full((1, 2, 3), -float(position)))
         assert layer.keys.tolist() == before, "the pool is only read"
     tails.flush()
     want = {5: [0.0, 1.0], 1: [2.0, 3.0]}
@@ -217,9 +217,9 @@ def test_a_block_that_a_row_was_never_given_is_not_flushed() -> None:
     row = Row(0, [], 2, 1, [1], True, 1, SamplingParams())
     tails = Tails(storage, [row])
     tails.turn([row])
-    tails.layers[0].write(mx.array([[0]]), mx.ones((1, 1, 1)), mx.ones((1, 1, 1)))
+    tails.pools[0].write(mx.array([[0]]), mx.ones((1, 1, 1)), mx.ones((1, 1, 1)))
     tails.flush()
-    assert not storage.layers[0].keys.any().item()
+    assert not storage.pools[0].keys.any().item()
 
 
 # ---- what goes wrong ----
@@ -233,7 +233,7 @@ def test_a_row_of_no_numbers_ends_alone_and_its_blocks_are_clean() -> None:
     def spoilt(rows: Sequence[Row], before: Any = None) -> mx.array:
         """Values that are no numbers get into the second row's tail."""
         if engine._tails is not None and any(row.request_id == 1 and row.start > 15 for row in rows):
-            for tail in engine._tails.layers:
+            for tail in engine._tails.pools:
                 vectors = tail.shape.num_heads * tail.block_size
                 tail._halves[0].values[TAIL_BLOCKS * vectors] = float("nan")
         return compute(rows, before)

@@ -16,6 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from app.engine.groups import Place
 from app.engine.kernels import LOG2_E, causal_attention, on_cpu
 from app.engine.storage import LayerPool, PagedStorage
 from app.engine.tails import Tail, Tails
@@ -65,40 +66,40 @@ class Geometry:
         num_padded: int = 0,
         width: int | None = None,
         tails: Tails | None = None,
+        num_groups: int = 1,
     ) -> None:
         """The step is filled up to ``num_padded`` tokens that are computed and then forgotten. ``width``: how many
         neighbouring tokens of a chunk attend together, by block table as one-token rows do; None: see ``Chunk``.
-        ``tails``: where K and V are written instead of the pool; all rows are of one token then."""
+        ``tails``: where K and V are written instead of the pool; all rows are of one token then. ``num_groups``: how
+        many groups of layers the rows have blocks for (``app.kv.layout``)."""
         self.block_size = block_size
         num_pooled = None if tails is None else [tails.num_pooled(row) for row in rows]
         rows = rows if tails is None else [tails.moved(row) for row in rows]
         self.num_attended = 0
         positions = np.concatenate([np.arange(row.start, row.start + row.num_new) for row in rows])
-        blocks = np.concatenate([np.asarray(row.blocks)[_block_span(row, block_size)] for row in rows])
         self.num_tokens = len(positions)
         self.num_padding = max(num_padded - self.num_tokens, 0)
         self.offsets = mx.array(np.pad(positions, (0, self.num_padding)).astype(np.int32))
-        self._blocks = blocks
         self._places = positions % block_size
-        self._rows = rows
+        self._rows = [rows if num_groups == 1 else _of_group(rows, k, num_groups) for k in range(num_groups)]
         self._width = width
         self._num_pooled = num_pooled
         self._longest = int(positions.max()) + 1
-        self._sights: dict[int | None, Sight] = {}
-        self._writes: dict[int, mx.array] = {}
+        self._sights: dict[tuple[int | None, int], Sight] = {}
+        self._writes: dict[tuple[int, int], mx.array] = {}
 
-    def sight(self, window: int | None) -> Sight:
-        """What to look at where a token sees the last ``window`` tokens; None: all."""
+    def sight(self, window: int | None, group: int = 0) -> Sight:
+        """What to look at in the blocks of a group where a token sees the last ``window`` tokens; None: all."""
         if window is not None and window >= self._longest:
             window = None
-        if window not in self._sights:
-            self._sights[window] = self._look(window)
-        return self._sights[window]
+        if (window, group) not in self._sights:
+            self._sights[window, group] = self._look(window, self._rows[group])
+        return self._sights[window, group]
 
-    def _look(self, window: int | None) -> Sight:
+    def _look(self, window: int | None, rows: Sequence[Row]) -> Sight:
         size, width = self.block_size, self._width
-        num_singles = sum(1 for row in self._rows if row.num_new == 1)
-        singles, longer = self._rows[:num_singles], self._rows[num_singles:]
+        num_singles = sum(1 for row in rows if row.num_new == 1)
+        singles, longer = rows[:num_singles], rows[num_singles:]
         # A BLAS takes a single query for a vector, which costs a fifth of a small matrix of three (docs/benchmarks.md).
         apart = width is None and on_cpu()
         tiles = [Tiles(singles, 0, 1, size, apart, self._num_pooled, window)] if singles else []
@@ -107,13 +108,18 @@ class Geometry:
             longer = []
         return Sight(tiles, _chunks(longer, num_singles, size, window))
 
-    def writes(self, num_heads: int) -> mx.array:
+    def writes(self, num_heads: int, group: int = 0) -> mx.array:
         """Vectors of a ``LayerPool`` or ``Tail`` that the step's tokens are written to: ``[T, num_heads]``."""
-        if num_heads not in self._writes:
-            heads = np.arange(num_heads)
-            at = (self._blocks[:, None] * num_heads + heads) * self.block_size + self._places[:, None]
-            self._writes[num_heads] = mx.array(at)
-        return self._writes[num_heads]
+        if (num_heads, group) not in self._writes:
+            size, rows, heads = self.block_size, self._rows[group], np.arange(num_heads)
+            blocks = np.concatenate([np.asarray(row.blocks)[_block_span(row, size)] for row in rows])
+            at = (blocks[:, None] * num_heads + heads) * size + self._places[:, None]
+            self._writes[num_heads, group] = mx.array(at)
+        return self._writes[num_heads, group]
+
+
+def _of_group(rows: Sequence[Row], group: int, num_groups: int) -> Sequence[Row]:
+    return [row._replace(blocks=row.blocks[group::num_groups]) for row in rows]
 
 
 def _chunks(rows: Sequence[Row], first: int, block_size: int, window: int | None) -> list[Chunk]:
@@ -142,8 +148,9 @@ def _block_span(row: Row, block_size: int) -> np.ndarray[Any, np.dtype[np.int64]
 class LayerCache:
     """One layer's cache for one step, in the shape mlx-lm models expect: ``offset`` and ``update_and_fetch``."""
 
-    def __init__(self, pool: LayerPool, geometry: Geometry, tail: Tail | None = None) -> None:
+    def __init__(self, place: Place, pool: LayerPool, geometry: Geometry, tail: Tail | None = None) -> None:
         """With a ``tail`` the pool is only read."""
+        self.place = place
         self.pool = pool
         self.geometry = geometry
         self.places: tuple[LayerPool | Tail, ...] = (pool,) if tail is None else (pool, tail)
@@ -154,7 +161,7 @@ class LayerCache:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write K and V ``[T, heads, 1, dim]`` to pool or tail, where attention reads them; give them back."""
-        at = self.geometry.writes(self.pool.shape.num_heads)
+        at = self.geometry.writes(self.pool.shape.num_heads, self.place.group)
         num_tokens = self.geometry.num_tokens
         self.places[-1].write(at, keys.squeeze(2)[:num_tokens], values.squeeze(2)[:num_tokens])
         return keys, values
@@ -166,7 +173,7 @@ class LayerCache:
     def make_mask(self, num_tokens: int, return_array: bool = False, window_size: int | None = None) -> Window | None:
         """What a model asks for before its layers and hands to attention in each that is alike. Its own word counts
         before that of its cache."""
-        window = window_size or self.pool.shape.window
+        window = window_size or self.place.window
         return None if window is None else Window(window)
 
     def attend(
@@ -179,7 +186,10 @@ class LayerCache:
         if geometry.num_attended % BEGIN_EVERY == 0 and on_cpu():
             # It is computed while the graph of the next layers is built. A GPU is given whole steps ahead.
             mx.async_eval(queries)
-        sight = geometry.sight(self.pool.shape.window if mask is None else mask.num_tokens)
+        window = self.place.window if mask is None else mask.num_tokens
+        if self.place.kept is not None and (window is None or window > self.place.kept):
+            raise NotImplementedError("a layer looks further back than its own cache would")
+        sight = geometry.sight(window, self.place.group)
         parts = [_attend_tiles(queries, self.places, tiles, scale, sinks) for tiles in sight.tiles]
         parts += [_attend_chunk(queries, self.pool, chunk, scale, sinks) for chunk in sight.chunks]
         if geometry.num_padding:
@@ -231,11 +241,13 @@ def _attend_chunk(queries: mx.array, pool: LayerPool, chunk: Chunk, scale: float
     return out.transpose(2, 1, 0, 3)
 
 
-def layer_caches(storage: PagedStorage, geometry: Geometry, tails: Tails | None = None) -> list[LayerCache]:
+def layer_caches(
+    places: Sequence[Place], storage: PagedStorage, geometry: Geometry, tails: Tails | None = None
+) -> list[LayerCache]:
     """A cache for each layer, as mlx-lm models take them. ``tails`` as in ``Geometry``."""
-    if tails is None:
-        return [LayerCache(pool, geometry) for pool in storage.layers]
-    return [LayerCache(pool, geometry, tail) for pool, tail in zip(storage.layers, tails.layers, strict=True)]
+    pools = [(pool, None) for pool in storage.pools] if tails is None else zip(storage.pools, tails.pools, strict=True)
+    found = list(pools)
+    return [LayerCache(place, found[place.pool][0], geometry, found[place.pool][1]) for place in places]
 
 
 def _seam(original: Callable[..., mx.array]) -> Callable[..., mx.array]:

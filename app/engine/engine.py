@@ -6,12 +6,14 @@ import gc
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from app.engine.attention import Geometry, install_seam, layer_caches
 from app.engine.fixed import AnyShape, FixedShapes, Piece, prove
+from app.engine.groups import Groups, one_group
 from app.engine.head import HeadRows
 from app.engine.kernels import LEAST_TOKENS, on_cpu, quicken
 from app.engine.loader import LoadedModel, free_bytes
@@ -22,6 +24,7 @@ from app.engine.step import InFlight
 from app.engine.storage import PagedStorage
 from app.engine.tails import Tails
 from app.errors import EngineFault, StartError
+from app.kv.layout import GONE, Layout
 from app.scheduler.plan import Plan, Result, Row
 
 log = logging.getLogger("mlxcel.engine")
@@ -33,8 +36,16 @@ class Engine:
 
     is_paged = True
 
-    def __init__(self, loaded: LoadedModel, num_blocks: int, block_size: int, deterministic: bool = False) -> None:
-        """Allocate the pool once and prove the model on it. ``deterministic``: see ``app.engine.fixed``.
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        num_blocks: int,
+        block_size: int,
+        deterministic: bool = False,
+        groups: Groups | None = None,
+    ) -> None:
+        """Allocate the pool once and prove the model on it. ``deterministic``: see ``app.engine.fixed``. ``groups``:
+        which layers share blocks; None: all of them.
 
         Raises:
             StartError: the ragged step does not give this family's logits, the pool does not fit into memory, or no
@@ -44,7 +55,7 @@ class Engine:
             kept = ", ".join(loaded.kept.names)
             raise refused(loaded, f"its layers keep {kept}, not keys and values alone")
         self._model = loaded.model
-        self._shapes = loaded.kept.shapes
+        self._groups = groups or one_group(loaded.kept.shapes)
         self._tails: Tails | None = None  # while steps are submitted ahead, and until the pool has what they hold
         self._last: InFlight | None = None  # the step submitted last, until it is finished
         self._unclean: list[int] = []  # blocks that may hold what is no number
@@ -57,7 +68,7 @@ class Engine:
             self._cuts = AnyShape(LEAST_TOKENS)
         self._check(probe, loaded)
         if deterministic:
-            self._cuts = prove(self._forward, self._use_pool, loaded.vocab_size, block_size)
+            self._cuts = prove(self._prove, self._use_blocks, loaded.vocab_size, block_size)
             log.info("deterministic: forwards of %s tokens, tiles of %d", self._cuts.sizes, self._cuts.width)
             self._check(probe, loaded)
         self._use_pool(num_blocks, block_size)
@@ -68,10 +79,17 @@ class Engine:
     @property
     def decode_path(self) -> str:
         """How rows are decoded, for people to read."""
-        windows = [shape.window for shape in self._shapes if shape.window is not None]
+        places = self._groups.places
+        windows = [place.window for place in places if place.window is not None]
         sizes = " or ".join(map(str, sorted(set(windows))))
-        sliding = f", {len(windows)} of {len(self._shapes)} layers see the last {sizes} tokens" if windows else ""
-        return f"ragged paged{sliding}"
+        sliding = f", {len(windows)} of {len(places)} layers see the last {sizes} tokens" if windows else ""
+        kept = " and keep no more" if self.layout.window is not None else ""
+        return f"ragged paged{sliding}{kept}"
+
+    @property
+    def layout(self) -> Layout:
+        """How many blocks of the pool the layers take for the same tokens, and which of them they give back."""
+        return self._groups.layout
 
     @property
     def pool_bytes(self) -> int:
@@ -117,7 +135,7 @@ class Engine:
         try:
             _evaluate([*self._storage.arrays(), *step.arrays()])
             result = step.read()
-            self._unclean += [block for row in step.unsound() for block in row.blocks]
+            self._unclean += [block for row in step.unsound() for block in row.blocks if block != GONE]
             if step.drawing is not None and self._last is not None and self._last is not step:
                 self._last.astray.update(row.request_id for row in step.drawing.redrawn)
         except Exception as error:
@@ -132,18 +150,18 @@ class Engine:
     def resize(self, num_blocks: int) -> int:
         """Grow the pool to ``num_blocks`` if memory allows; returns its number of blocks then. Raises as ``step``.
 
-        Layer by layer, so that old and new are there at once for one layer only. Nothing may be in flight.
+        Pool by pool, so that old and new are there at once for one of them only. Nothing may be in flight.
         """
         storage = self._storage
-        layer_bytes = storage.nbytes // len(storage.layers)
+        copied_bytes = storage.nbytes // len(storage.pools)
         added_bytes = storage.nbytes // storage.num_blocks * (num_blocks - storage.num_blocks)
-        if added_bytes + layer_bytes > free_bytes():
+        if added_bytes + copied_bytes > free_bytes():
             log.warning("the pool stays at %d blocks: no memory for %d", storage.num_blocks, num_blocks)
             return storage.num_blocks
         try:
-            for layer in storage.layers:
-                layer.extend(num_blocks)
-                _evaluate([layer.keys, layer.values])
+            for pool in storage.pools:
+                pool.extend(num_blocks)
+                _evaluate([pool.keys, pool.values])
             mx.clear_cache()
         except Exception as error:
             raise self._fault(error) from error
@@ -185,7 +203,9 @@ class Engine:
 
     def _forward(self, piece: Piece, before: InFlight | None = None) -> mx.array:
         """Logits of each draw; if there is none, of one that means nothing."""
-        geometry = Geometry(piece.rows, self._storage.block_size, piece.num_padded, piece.width, self._tails)
+        num_groups, places = self.layout.num_groups, self._groups.places
+        size = self._storage.block_size
+        geometry = Geometry(piece.rows, size, piece.num_padded, piece.width, self._tails, num_groups)
         ends: list[int] = []
         ids: list[int] = []
         for row in piece.rows:
@@ -195,15 +215,22 @@ class Engine:
         ids += [0] * geometry.num_padding
         tokens = mx.array(ids) if before is None else mx.pad(before.following(piece.rows), (0, geometry.num_padding))
         self._head.aim(mx.array(ends + [0] * (max(piece.num_draws, 1) - len(ends))))
-        out = self._model(tokens[:, None], cache=layer_caches(self._storage, geometry, self._tails))
-        if geometry.num_attended != len(self._shapes):
-            raise NotImplementedError(f"{geometry.num_attended} of {len(self._shapes)} layers attended by block table")
+        out = self._model(tokens[:, None], cache=layer_caches(places, self._storage, geometry, self._tails))
+        if geometry.num_attended != len(places):
+            raise NotImplementedError(f"{geometry.num_attended} of {len(places)} layers attended by block table")
         return self._head.finish(out)[: max(len(ends), 1)]
 
     def _use_pool(self, num_blocks: int, block_size: int) -> None:
-        self._storage = PagedStorage(self._shapes, num_blocks, block_size)
+        self._storage = PagedStorage(self._groups.pools, num_blocks, block_size, self.layout.num_groups)
         self._tails = self._last = None
         self._unclean.clear()
+
+    def _use_blocks(self, num_blocks: int, block_size: int) -> None:
+        """A pool with room for so many blocks of each group."""
+        self._use_pool(num_blocks * self.layout.num_groups, block_size)
+
+    def _prove(self, piece: Piece) -> mx.array:
+        return self._forward(replace(piece, rows=tuple(map(self._groups.spread, piece.rows))))
 
     def _settle(self) -> None:
         """Bring the pool up to date, with nothing in flight: what the steps ahead have computed, and what was no number
@@ -221,9 +248,9 @@ class Engine:
 
     def _check(self, probe: Probe, loaded: LoadedModel) -> None:
         """Raises StartError where the step does not give the model's own logits."""
-        self._use_pool(probe.num_blocks, probe.BLOCK_SIZE)
+        self._use_blocks(probe.num_blocks, probe.BLOCK_SIZE)
         try:
-            probe.check(self.logits, loaded, "ragged")
+            probe.check(lambda rows: self.logits(list(map(self._groups.spread, rows))), loaded, "ragged")
         except StartError:
             self._head.aim(None)  # another engine may serve the model
             raise

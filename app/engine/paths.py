@@ -6,6 +6,7 @@ import logging
 
 from app.engine.dense import DenseEngine, DensePath
 from app.engine.engine import Engine
+from app.engine.groups import Groups
 from app.engine.loader import LoadedModel
 from app.engine.snapshots import Snapshots
 from app.errors import StartError
@@ -22,9 +23,11 @@ def open_engine(
     backend: str = "auto",
     deterministic: bool = False,
     snapshots: Snapshots | None = None,
+    groups: Groups | None = None,
 ) -> Engine | DenseEngine:
     """Ragged paged, dense native batched, per-row fallback, in this order. ``backend`` is auto, paged (that or none) or
-    dense (not that). ``snapshots`` is what the latter two keep of chats.
+    dense (not that). ``snapshots`` is what the latter two keep of chats. ``num_blocks`` are for tokens of all layers:
+    the first path has so many for each of the ``groups`` that share them.
 
     Raises:
         StartError: no path serves it; the text has what the first one that may serve it does not do.
@@ -32,7 +35,8 @@ def open_engine(
     refusal: StartError | None = None
     if backend != "dense":
         try:
-            return Engine(loaded, num_blocks, block_size, deterministic)
+            num_groups = 1 if groups is None else groups.layout.num_groups
+            return Engine(loaded, num_blocks * num_groups, block_size, deterministic, groups)
         except StartError as error:
             if backend == "paged" or deterministic:
                 raise

@@ -91,30 +91,32 @@ def _finite(vectors: mx.array) -> mx.array:
 
 
 class PagedStorage:
-    """All layers' pools. The block ids in them are the scheduler's; nothing here decides who owns a block."""
+    """All pools: one for each layer of a group. The block ids in them are the scheduler's; nothing here decides who
+    owns a block, or to which group of layers it belongs."""
 
-    def __init__(self, shapes: Sequence[LayerShape], num_blocks: int, block_size: int) -> None:
+    def __init__(self, shapes: Sequence[LayerShape], num_blocks: int, block_size: int, num_groups: int = 1) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.layers = [LayerPool(shape, num_blocks, block_size) for shape in shapes]
+        self.num_groups = num_groups
+        self.pools = [LayerPool(shape, num_blocks, block_size) for shape in shapes]
 
     @property
     def nbytes(self) -> int:
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
+        return sum(pool.keys.nbytes + pool.values.nbytes for pool in self.pools)
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks (source, target) in every layer."""
+        """Copy blocks (source, target) in every pool."""
         if copies:
             sources, targets = (mx.array(side) for side in zip(*copies, strict=True))
-            for layer in self.layers:
-                layer.copy(sources, targets)
+            for pool in self.pools:
+                pool.copy(sources, targets)
 
     def clean(self, blocks: Sequence[int]) -> None:
         """Put zeros where blocks hold anything but finite numbers. Attention gives what lies behind a row's end no
         weight, but no weight times NaN is NaN: the next holder of these blocks would see it."""
-        for layer in self.layers:
-            layer.clean(mx.array(blocks))
+        for pool in self.pools:
+            pool.clean(mx.array(blocks))
 
     def arrays(self) -> list[mx.array]:
-        """Every array of the pool, to be evaluated with the step that wrote it."""
-        return [array for layer in self.layers for array in (layer.keys, layer.values)]
+        """Every array of the pools, to be evaluated with the step that wrote it."""
+        return [array for pool in self.pools for array in (pool.keys, pool.values)]

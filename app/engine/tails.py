@@ -20,12 +20,14 @@ TAIL_BLOCKS = 2
 
 
 class Tail:
-    """The tails of one layer: two small pools in which block ``TAIL_BLOCKS * i`` is the first of the i-th row."""
+    """The tails of one pool: two small ones in which the i-th row has ``TAIL_BLOCKS`` blocks for each group of layers,
+    from the first row's on, in the order of a table."""
 
-    def __init__(self, shape: LayerShape, num_rows: int, block_size: int) -> None:
+    def __init__(self, shape: LayerShape, num_tables: int, block_size: int) -> None:
+        """``num_tables``: rows times groups."""
         self.shape = shape
         self.block_size = block_size
-        self._halves = [LayerPool(shape, TAIL_BLOCKS * num_rows, block_size) for _ in range(2)]
+        self._halves = [LayerPool(shape, TAIL_BLOCKS * num_tables, block_size) for _ in range(2)]
         self._missing: list[tuple[mx.array, mx.array, mx.array]] = []  # in the half that is written now
         self._written: list[tuple[mx.array, mx.array, mx.array]] = []  # in this step
 
@@ -59,7 +61,7 @@ class Tail:
 
 
 class Tails:
-    """The tails of all rows and layers in one run."""
+    """The tails of all rows and pools in one run."""
 
     def __init__(self, storage: PagedStorage, rows: Sequence[Row]) -> None:
         """``rows`` are those of the run's first step. Reads the blocks that they go on in."""
@@ -67,43 +69,51 @@ class Tails:
         self._storage = storage
         self._rows = rows
         self._places = {row.request_id: place for place, row in enumerate(rows)}
+        self._num_groups = storage.num_groups
         self._num_pooled = [row.start // size for row in rows]
-        self.layers = [Tail(layer.shape, len(rows), size) for layer in storage.layers]
+        self.pools = [Tail(pool.shape, len(rows) * self._num_groups, size) for pool in storage.pools]
         begun = [place for place, row in enumerate(rows) if row.start % size]
         if begun:
-            sources = mx.array([rows[place].blocks[self._num_pooled[place]] for place in begun])
-            targets = mx.array([TAIL_BLOCKS * place for place in begun])
-            for tail, layer in zip(self.layers, storage.layers, strict=True):
-                tail.load(layer, sources, targets)
+            groups = range(self._num_groups)
+            first = self._num_groups
+            sources = mx.array([rows[i].blocks[self._num_pooled[i] * first + k] for i in begun for k in groups])
+            targets = mx.array([TAIL_BLOCKS * i * first + k for i in begun for k in groups])
+            for tail, pool in zip(self.pools, storage.pools, strict=True):
+                tail.load(pool, sources, targets)
 
     def turn(self, rows: Sequence[Row]) -> None:
         """The run's next step begins, with these rows."""
         self._rows = rows
-        for tail in self.layers:
+        for tail in self.pools:
             tail.turn()
 
     def num_pooled(self, row: Row) -> int:
-        """How many of a row's blocks are read from the pool."""
+        """How many of a row's blocks are read from the pool, in each group."""
         return self._num_pooled[self._places[row.request_id]]
 
     def moved(self, row: Row) -> Row:
         """The row with its tail's blocks behind those in the pool."""
-        first = TAIL_BLOCKS * self._places[row.request_id]
-        return row._replace(blocks=[*row.blocks[: self.num_pooled(row)], *range(first, first + TAIL_BLOCKS)])
+        num_groups = self._num_groups
+        first, num_pooled = self._places[row.request_id] * TAIL_BLOCKS * num_groups, self.num_pooled(row) * num_groups
+        return row._replace(blocks=[*row.blocks[:num_pooled], *range(first, first + TAIL_BLOCKS * num_groups)])
 
     def flush(self) -> None:
         """Put into the pool what was computed; nothing may be in flight. A block that a row was never given, since its
         request had ended, is left out."""
         pairs: list[tuple[int, int]] = []
         for row in self._rows:
-            first, num_pooled = TAIL_BLOCKS * self._places[row.request_id], self.num_pooled(row)
-            num_blocks = min(row.start // self._storage.block_size + 1, len(row.blocks))
+            num_groups = self._num_groups
+            first, num_pooled = (
+                self._places[row.request_id] * TAIL_BLOCKS * num_groups,
+                self.num_pooled(row) * num_groups,
+            )
+            num_blocks = min((row.start // self._storage.block_size + 1) * num_groups, len(row.blocks))
             pairs += [(first + i - num_pooled, row.blocks[i]) for i in range(num_pooled, num_blocks)]
         if pairs:
             sources, targets = (mx.array(side) for side in zip(*pairs, strict=True))
-            for tail, layer in zip(self.layers, self._storage.layers, strict=True):
-                tail.flush(layer, sources, targets)
+            for tail, pool in zip(self.pools, self._storage.pools, strict=True):
+                tail.flush(pool, sources, targets)
 
     def arrays(self) -> list[mx.array]:
         """Every array of the tails, to be evaluated with the step that wrote it."""
-        return [array for tail in self.layers for array in tail.arrays()]
+        return [array for tail in self.pools for array in tail.arrays()]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from app.errors import InvalidRequest
 from app.kv.block_pool import BlockPool, OutOfBlocks
+from app.kv.layout import GONE, Layout
 from app.kv.prefix_cache import Match, Node, PrefixCache
 
 
@@ -29,13 +30,15 @@ class Admission(NamedTuple):
 
 @dataclass(slots=True)
 class _Table:
-    """``num_published`` leading blocks were offered to the prefix cache; ``node`` is the key of the last of them."""
+    """``blocks`` in the order of ``Layout``. Of each group ``num_published`` leading blocks were offered to the prefix
+    cache; ``node`` is the key of the last of them. ``num_gone`` leading ones are ``GONE`` where there is a window."""
 
     salt: str
     publishes: bool
     blocks: list[int]
     num_published: int = 0
     node: Node | None = None
+    num_gone: int = 0
 
 
 class BlockTables:
@@ -52,6 +55,10 @@ class BlockTables:
         self._tables: dict[int, _Table] = {}
 
     @property
+    def layout(self) -> Layout:
+        return self.prefix_cache.layout
+
+    @property
     def num_free(self) -> int:
         return self.pool.num_free
 
@@ -64,8 +71,8 @@ class BlockTables:
         return self._tables[request_id].blocks
 
     def blocks_for(self, num_tokens: int) -> int:
-        """How many blocks hold ``num_tokens`` tokens."""
-        return -(-num_tokens // self.block_size)
+        """How many blocks hold ``num_tokens`` tokens, all groups of layers together."""
+        return -(-num_tokens // self.block_size) * self.layout.num_groups
 
     def check_fits(self, num_prompt: int, max_tokens: int) -> None:
         """Raises:
@@ -74,9 +81,10 @@ class BlockTables:
         """
         num_needed = self.blocks_for(num_prompt + max_tokens - 1)
         if num_needed > self.num_blocks:
+            num_groups = self.layout.num_groups
             raise InvalidRequest(
-                f"{num_prompt} prompt tokens and {max_tokens} to come need {num_needed} blocks of {self.block_size}"
-                f" tokens; the KV budget has {self.num_blocks}"
+                f"{num_prompt} prompt tokens and {max_tokens} to come need {num_needed // num_groups} blocks of"
+                f" {self.block_size} tokens; the KV budget has {self.num_blocks // num_groups}"
             )
 
     def quote(self, tokens: Sequence[int], salt: str, use_cache: bool) -> Quote:
@@ -99,18 +107,19 @@ class BlockTables:
             raise OutOfBlocks(num_needed, self.num_free)
         self.prefix_cache.record(match)
         # Adopted blocks leave the free list before fresh ones are taken from it.
-        blocks = match.blocks
+        blocks = list(match.blocks)
         for block in blocks:
-            self.pool.share(block)
-        if match.source is not None:
-            self.pool.touch(match.source)
+            if block != GONE:
+                self.pool.share(block)
+        for source in match.sources:
+            self.pool.touch(source)
         num_shared = len(blocks)
         self._take(self.blocks_for(len(tokens)) - num_shared, blocks)
         publishes = use_cache and self.prefix_cache.keys_blocks
         node = match.nodes[-1] if match.nodes else None
-        self._tables[request_id] = _Table(salt, publishes, blocks, num_shared, node)
-        copies = () if match.source is None else ((match.source, blocks[num_shared]),)
-        return Admission(match.num_tokens, copies)
+        num_gone = self.layout.num_behind(match.num_tokens, self.block_size)
+        self._tables[request_id] = _Table(salt, publishes, blocks, len(match.nodes), node, num_gone)
+        return Admission(match.num_tokens, tuple(zip(match.sources, blocks[num_shared:], strict=False)))
 
     def num_missing(self, request_id: int, num_tokens: int) -> int:
         """How many more blocks the request's table needs to cover ``num_tokens`` tokens."""
@@ -134,10 +143,12 @@ class BlockTables:
             self.pool.release(blocks.pop())
 
     def publish(self, request_id: int, tokens: Sequence[int], num_computed: int) -> None:
-        """Key the blocks that the first ``num_computed`` tokens fill. Call it once their K and V are in the pool."""
+        """Key the blocks that the first ``num_computed`` tokens fill, and give back those behind a window. Call it once
+        their K and V are in the pool, or will be before anybody reads them."""
         table = self._tables[request_id]
         if table.publishes and num_computed // self.block_size > table.num_published:
             self._publish(table, tokens, num_computed)
+        self._give_back(table, self.layout.num_spare(num_computed, self.block_size))
 
     def publish_tail(self, request_id: int, tokens: Sequence[int], num_computed: int) -> None:
         """As ``publish``, and key the last, partly filled block too, as a source to copy from. Only for a table that
@@ -147,33 +158,40 @@ class BlockTables:
         if table.publishes and num_tail:
             self._publish(table, tokens, num_computed)
             tail = tuple(tokens[num_computed - num_tail : num_computed])
-            self.prefix_cache.insert(table.salt, table.node, tail, table.blocks[num_computed // self.block_size])
+            self.prefix_cache.insert(table.salt, table.node, tail, self._of(table, num_computed // self.block_size))
 
     def withdraw(self, request_id: int) -> None:
         """Take the keys off the table's blocks, adopted ones too, and off all that follows them: the request failed,
-        and any of them may be why."""
-        for block in self._tables[request_id].blocks:
+        and any of them may be why, also those that it has given back."""
+        table = self._tables[request_id]
+        if table.num_gone and table.node is not None:
+            self.prefix_cache.withdraw(table.node)
+        for block in table.blocks:
             self.prefix_cache.evict(block)
 
     def release(self, request_id: int) -> None:
         """Give the table's blocks back, last first, so that the start of a prefix outlives its end."""
         for block in reversed(self._tables.pop(request_id).blocks):
-            self.pool.release(block)
+            if block != GONE:
+                self.pool.release(block)
 
     def num_freed_by(self, request_ids: Iterable[int]) -> int:
         """How many blocks would become free if all these requests released theirs."""
         held = Counter(block for request_id in request_ids for block in self._tables[request_id].blocks)
+        del held[GONE]
         return sum(1 for block, num_held in held.items() if num_held == self.pool.refs(block))
 
     def check(self) -> None:
         """Raises:
         Inconsistent: a block is neither free nor held, a count differs from the tables, or a key leads astray.
         """
-        self.pool.check([table.blocks for table in self._tables.values()], self.prefix_cache.keyed_blocks)
+        tables = [[block for block in table.blocks if block != GONE] for table in self._tables.values()]
+        self.pool.check(tables, self.prefix_cache.keyed_blocks)
         self.prefix_cache.check()
 
     def _price(self, tokens: Sequence[int], match: Match) -> int:
-        return self.blocks_for(len(tokens)) - len([block for block in match.blocks if self.pool.refs(block)])
+        held = [block for block in match.blocks if block == GONE or self.pool.refs(block)]
+        return self.blocks_for(len(tokens)) - len(held)
 
     def _take(self, num_blocks: int, blocks: list[int]) -> None:
         take, evict = self.pool.take, self.prefix_cache.evict
@@ -189,5 +207,18 @@ class BlockTables:
         num_full = num_computed // self.block_size
         for index in range(table.num_published, num_full):
             key = tuple(tokens[index * self.block_size : (index + 1) * self.block_size])
-            table.node = self.prefix_cache.insert(table.salt, table.node, key, table.blocks[index])
+            table.node = self.prefix_cache.insert(table.salt, table.node, key, self._of(table, index))
         table.num_published = num_full
+
+    def _of(self, table: _Table, index: int) -> Sequence[int]:
+        """The blocks of the same tokens, one a group."""
+        num_groups = self.layout.num_groups
+        return table.blocks[index * num_groups : (index + 1) * num_groups]
+
+    def _give_back(self, table: _Table, num_gone: int) -> None:
+        windows = self.layout.windows
+        for at in range(table.num_gone * len(windows), num_gone * len(windows)):
+            if windows[at % len(windows)] is not None:
+                self.pool.release(table.blocks[at])
+                table.blocks[at] = GONE
+        table.num_gone = max(table.num_gone, num_gone)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from app.kv.block_pool import BlockPool
 from app.kv.block_table import BlockTables, _Table
+from app.kv.layout import GONE, Layout
 from app.kv.prefix_cache import Node, PrefixCache
 
 NO_NODE = -1
@@ -14,22 +15,23 @@ LOST_NODE = -2  # the key belonged to a block that was evicted since
 
 
 class Keyed(NamedTuple):
-    """One keyed block; ``parent`` is the place of its parent among the keyed blocks, or ``NO_NODE``."""
+    """Keyed blocks of the same tokens; ``parent`` is the place of their parent among all of these, or ``NO_NODE``."""
 
-    block: int
+    blocks: tuple[int, ...]
     parent: int
     salt: str
     tokens: tuple[int, ...]
 
 
 class Held(NamedTuple):
-    """One block table; ``node`` is the place of its last key among the keyed blocks, ``NO_NODE`` or ``LOST_NODE``."""
+    """One block table; ``node`` is the place of its last key among the keyed ones, ``NO_NODE`` or ``LOST_NODE``."""
 
     request_id: int
     salt: str
     publishes: bool
     blocks: tuple[int, ...]
     num_published: int
+    num_gone: int
     node: int
 
 
@@ -47,6 +49,7 @@ class Books:
     held: tuple[Held, ...]
     blank: tuple[int, ...]
     cached: tuple[tuple[int, float], ...]
+    windows: tuple[int | None, ...] = (None,)
 
 
 def capture(tables: BlockTables) -> Books:
@@ -57,10 +60,9 @@ def capture(tables: BlockTables) -> Books:
     waiting = [(NO_NODE, root) for root in cache._roots.values()]
     for parent, node in waiting:
         for child in node.children.values():
-            assert child.block is not None
             places[id(child)] = len(keyed)
             waiting.append((len(keyed), child))
-            keyed.append(Keyed(child.block, parent, child.salt, child.tokens))
+            keyed.append(Keyed(tuple(child.blocks), parent, child.salt, child.tokens))
     held = [
         Held(
             request_id,
@@ -68,6 +70,7 @@ def capture(tables: BlockTables) -> Books:
             table.publishes,
             tuple(table.blocks),
             table.num_published,
+            table.num_gone,
             NO_NODE if table.node is None else places.get(id(table.node), LOST_NODE),
         )
         for request_id, table in tables._tables.items()
@@ -82,6 +85,7 @@ def capture(tables: BlockTables) -> Books:
         tuple(held),
         tuple(pool._blank),
         tuple(pool._cached.items()),
+        tables.layout.windows,
     )
 
 
@@ -92,17 +96,19 @@ def restore(books: Books) -> BlockTables:
         Inconsistent: the books do not add up.
     """
     pool = BlockPool(books.num_blocks)
-    cache = PrefixCache(pool, books.block_size, books.prefix_cache, books.min_prefix, books.ttl_s)
+    layout = Layout(books.windows)
+    cache = PrefixCache(pool, books.block_size, books.prefix_cache, books.min_prefix, books.ttl_s, layout=layout)
     nodes: list[Node] = []
-    for block, parent, salt, tokens in books.keyed:
-        nodes.append(cache.insert(salt, None if parent == NO_NODE else nodes[parent], tokens, block))
+    for keyed, parent, salt, tokens in books.keyed:
+        nodes.append(cache.insert(salt, None if parent == NO_NODE else nodes[parent], tokens, keyed))
     cache.inserts = 0
     tables = BlockTables(pool, cache, books.block_size)
-    for request_id, salt, publishes, blocks, num_published, place in books.held:
+    for request_id, salt, publishes, blocks, num_published, num_gone, place in books.held:
         node = None if place == NO_NODE else Node(salt) if place == LOST_NODE else nodes[place]
-        tables._tables[request_id] = _Table(salt, publishes, list(blocks), num_published, node)
+        tables._tables[request_id] = _Table(salt, publishes, list(blocks), num_published, node, num_gone)
         for block in blocks:
-            pool._refs[block] += 1
+            if block != GONE:
+                pool._refs[block] += 1
     pool._blank = dict.fromkeys(books.blank)
     pool._cached.clear()
     pool._cached.update(books.cached)

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from app.kv.block_pool import BlockPool, Inconsistent
+from app.kv.layout import GONE, ONE_GROUP, Layout
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One keyed block. Its key is its place in the tree: the salt, the tokens of all blocks before it, and its own.
+    """The keyed blocks of some tokens, one a group of layers. Their key is their place in the tree: the salt, the
+    tokens of all blocks before them, and their own.
 
     ``tokens`` has ``block_size`` entries, or fewer for the last block of a request that ended; such a block is only
-    ever copied, so it has no children. The root of a salt has no block, no tokens and no parent.
-    ``openings`` are the children by first token, and there by block: many may follow on one beginning, and few of them
-    begin alike. None: nobody has asked for them yet, and most nodes only ever have one child.
+    ever copied, so it has no children. The root of a salt has no blocks, no tokens and no parent.
+    ``openings`` are the children by first token, and there by all of them: many may follow on one beginning, and few of
+    them begin alike. None: nobody has asked for them yet, and most nodes only ever have one child.
+    A block is ``GONE`` where its group has a window, and those that follow can do without it.
     """
 
     salt: str
     parent: Node | None = None
     tokens: tuple[int, ...] = ()
-    block: int | None = None
+    blocks: list[int] = field(default_factory=list)
     children: dict[tuple[int, ...], Node] = field(default_factory=dict)
-    openings: dict[int, dict[int, Node]] | None = None
+    openings: dict[int, dict[tuple[int, ...], Node]] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return GONE not in self.blocks
 
     def alike(self, first: int) -> Iterable[Node]:
         """The children whose tokens begin with ``first``, in the order in which they were keyed."""
@@ -36,26 +44,23 @@ class Node:
 
     def note_opening(self, child: Node) -> None:
         assert self.openings is not None
-        assert child.block is not None
-        self.openings.setdefault(child.tokens[0], {})[child.block] = child
+        self.openings.setdefault(child.tokens[0], {})[child.tokens] = child
 
 
 class Match(NamedTuple):
-    """What can be adopted: ``num_tokens`` in all, ``nodes`` to be shared, then the start of ``source`` to be copied."""
+    """What can be adopted: ``num_tokens`` in all, those of ``nodes`` by sharing ``blocks``, in the order of a table,
+    then the start of ``sources``, one a group, to be copied."""
 
     nodes: tuple[Node, ...] = ()
-    source: int | None = None
+    blocks: tuple[int, ...] = ()
+    sources: tuple[int, ...] = ()
     num_tokens: int = 0
     miss: str | None = "cold"
 
-    @property
-    def blocks(self) -> list[int]:
-        """The blocks to share, in order; a list of the caller's own."""
-        return [node.block for node in self.nodes if node.block is not None]
-
 
 class PrefixCache:
-    """A tree of keyed blocks. Whoever publishes a content first keys it; an equal block published later stays unkeyed.
+    """A tree of keyed blocks. Whoever publishes a content first keys it; an equal block published later stays unkeyed,
+    unless it takes the place of one that is gone.
 
     A tree of nodes, because a key spelt out as nested tuples costs the whole context for every hash. Counters:
     ``lookups`` is ``hits`` plus the misses "cold" (nothing known) and "short" (under ``min_tokens``); a miss "off" is
@@ -74,7 +79,9 @@ class PrefixCache:
         min_tokens: int = 0,
         ttl_s: float | None = None,
         whole_states: bool = False,
+        layout: Layout = ONE_GROUP,
     ) -> None:
+        self.layout = layout
         self.enabled = enabled
         self.keys_blocks = enabled and not whole_states
         self.epoch = 0
@@ -114,18 +121,34 @@ class PrefixCache:
         node = self._roots.get(salt)
         if node is None:
             return Match()
-        size, limit = self._block_size, len(tokens) - 1
+        size, limit, num_behind = self._block_size, len(tokens) - 1, self.layout.num_behind
         nodes: list[Node] = []
-        start = 0
+        start = num_usable = whole_from = 0  # from that node on all have their blocks
         while start + size <= limit and (child := node.children.get(tuple(tokens[start : start + size]))):
             nodes.append(child)
             node = child
             start += size
+            if not child.is_whole:
+                whole_from = len(nodes)
+            if whole_from <= num_behind(start, size):
+                num_usable = len(nodes)
         source, num_copied = _closest(node, tokens[start : min(start + size, limit)])
+        if source is None or whole_from > num_behind(start + num_copied, size):
+            source, num_copied, start = None, 0, num_usable * size
         num_tokens = start + num_copied
         if num_tokens == 0 or num_tokens < self._min_tokens:
             return Match(miss="short" if num_tokens else "cold")
-        return Match(tuple(nodes), source, num_tokens, None)
+        adopted, seen_from = tuple(nodes[: start // size]), num_behind(num_tokens, size)
+        blocks = [self._adopted(node, place < seen_from) for place, node in enumerate(adopted)]
+        sources = () if source is None else tuple(source.blocks)
+        return Match(adopted, tuple(chain.from_iterable(blocks)), sources, num_tokens, None)
+
+    def _adopted(self, node: Node, is_behind: bool) -> list[int]:
+        """The blocks of a node to share: not those behind the window of their group."""
+        if not is_behind:
+            return node.blocks
+        pairs = zip(node.blocks, self.layout.windows, strict=True)
+        return [block if window is None else GONE for block, window in pairs]
 
     def record(self, match: Match) -> None:
         """Count a match that an admission acted on."""
@@ -141,31 +164,41 @@ class PrefixCache:
 
     def knows(self, node: Node) -> bool:
         """Whether the node still has its key: it may have lost it to an eviction."""
-        return node.block is not None and self._nodes.get(node.block) is node
+        return node.parent is not None
 
-    def insert(self, salt: str, parent: Node | None, tokens: tuple[int, ...], block: int) -> Node:
-        """Key ``block``, which holds ``tokens`` after those of ``parent`` (None: at the start), unless an equal one is
-        keyed already. Returns the node with that key. ``parent`` must still have its own key.
+    def insert(self, salt: str, parent: Node | None, tokens: tuple[int, ...], blocks: Sequence[int]) -> Node:
+        """Key ``blocks``, one a group, which hold ``tokens`` after those of ``parent`` (None: at the start), but for
+        those of which an equal one is keyed already. Returns the node with that key. ``parent`` must still have its own
+        key.
         """
         if parent is None:
             parent = self._roots.get(salt)
             if parent is None:
                 parent = self._roots[salt] = Node(salt)
-        new = Node(salt, parent, tokens, block)
+        new = Node(salt, parent, tokens, [GONE] * len(blocks))
         node = parent.children.setdefault(tokens, new)
-        if node is not new:
-            return node
-        self._nodes[block] = node
-        if parent.openings is not None:
-            parent.note_opening(node)
-        self._pool.keep(block)
-        self.inserts += 1
+        if node is new:
+            self.inserts += 1
+            if parent.openings is not None:
+                parent.note_opening(node)
+        for place, block in enumerate(blocks):
+            if node.blocks[place] == GONE != block:
+                node.blocks[place] = block
+                self._nodes[block] = node
+                self._pool.keep(block)
         return node
 
     def evict(self, block: int) -> None:
-        """The block was taken for other content: it and all that follows it lose their keys. Unkeyed: no effect."""
-        node = self._nodes.get(block)
-        if node is not None:
+        """The block was taken for other content: it and all that follows it lose their keys, but where what follows can
+        do without it. Unkeyed: no effect."""
+        if block in self._nodes:
+            self.evictions_lru += self._lose(block)
+
+    def withdraw(self, node: Node) -> None:
+        """The whole of what ``node`` goes on from loses its keys, with all that follows it."""
+        if self.knows(node):
+            while node.parent is not None and node.parent.parent is not None:
+                node = node.parent
             self.evictions_lru += self._drop(node)
 
     def expire(self, now: float) -> None:
@@ -174,7 +207,7 @@ class PrefixCache:
         if self._ttl_s is not None:
             for block in self._pool.unused_since(now - self._ttl_s):
                 if block in self._nodes:  # not when it followed one that has just expired
-                    self.evictions_ttl += self._drop(self._nodes[block])
+                    self.evictions_ttl += self._lose(block)
 
     def clear(self) -> int:
         """Forget every key and return how many there were. Blocks that somebody holds stay with their holders."""
@@ -192,24 +225,47 @@ class PrefixCache:
         while stack:
             node = stack.pop()
             for tokens, child in node.children.items():
-                if child.parent is not node or child.tokens != tokens or not self.knows(child):
-                    raise Inconsistent(f"the key of block {child.block} does not lead to it")
+                held = [block for block in child.blocks if block != GONE]
+                if child.parent is not node or child.tokens != tokens or any(self._nodes[b] is not child for b in held):
+                    raise Inconsistent(f"the key of blocks {child.blocks} does not lead to them")
                 if child.children and len(tokens) != self._block_size:
-                    raise Inconsistent(f"block {child.block} is not full, yet another follows it")
-            num_reached += len(node.children)
+                    raise Inconsistent(f"blocks {child.blocks} are not full, yet others follow them")
+                if not child.children and not held:
+                    raise Inconsistent("a key without blocks leads nowhere")
+                num_reached += len(held)
             stack.extend(node.children.values())
         if num_reached != len(self._nodes):
             raise Inconsistent("a keyed block cannot be reached from any root")
 
+    def _lose(self, block: int) -> int:
+        """A keyed block is of no use any more; returns how many keys that cost."""
+        node = self._nodes[block]
+        if self.layout.windows[node.blocks.index(block)] is None:
+            parent, num_lost = node.parent, self._drop(node)
+        else:
+            parent, num_lost = node, 1
+            self._forget(node, [place for place, window in enumerate(self.layout.windows) if window is not None])
+        while parent is not None and parent.parent is not None and not parent.children and set(parent.blocks) == {GONE}:
+            above = parent.parent
+            self._drop(parent)
+            parent = above
+        return num_lost
+
+    def _forget(self, node: Node, places: Iterable[int]) -> None:
+        for place in places:
+            if (block := node.blocks[place]) != GONE:
+                node.blocks[place] = GONE
+                del self._nodes[block]
+                self._pool.forget(block)
+
     def _drop(self, node: Node) -> int:
         """Take the node and its subtree out of the tree; returns how many keys that cost."""
-        parent, block = node.parent, node.block
+        parent = node.parent
         assert parent is not None
-        assert block is not None
         del parent.children[node.tokens]
         if parent.openings is not None:
             alike = parent.openings[node.tokens[0]]
-            del alike[block]
+            del alike[node.tokens]
             if not alike:
                 del parent.openings[node.tokens[0]]
         if parent.parent is None and not parent.children:
@@ -224,15 +280,13 @@ class PrefixCache:
                 node.children.clear()
                 node.openings = None
             node.parent = None
-            assert node.block is not None
-            del self._nodes[node.block]
-            self._pool.forget(node.block)
+            self._forget(node, range(len(node.blocks)))
             num_dropped += 1
         return num_dropped
 
 
-def _closest(node: Node, rest: Sequence[int]) -> tuple[int | None, int]:
-    """The child that shares most tokens with the start of ``rest``: (block, shared tokens), or (None, 0)."""
+def _closest(node: Node, rest: Sequence[int]) -> tuple[Node | None, int]:
+    """The whole child that shares most tokens with the start of ``rest``, and how many; or (None, 0)."""
     best, best_shared = None, 0
     for child in node.alike(rest[0]) if rest else ():
         num_shared = 0
@@ -240,6 +294,6 @@ def _closest(node: Node, rest: Sequence[int]) -> tuple[int | None, int]:
             if theirs != ours:
                 break
             num_shared += 1
-        if num_shared > best_shared:
-            best, best_shared = child.block, num_shared
+        if num_shared > best_shared and child.is_whole:
+            best, best_shared = child, num_shared
     return best, best_shared

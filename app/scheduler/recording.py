@@ -20,7 +20,7 @@ from app.scheduler.cost import Load, Sample
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.recorder import Checkpoint, Entry, Recorded, RecordedScheduler, Standing
 
-FORMAT = 2
+FORMAT = 3
 
 Rows = list[tuple[int, int, int, bool]]
 
@@ -62,10 +62,10 @@ def to_json(scheduler: RecordedScheduler) -> dict[str, Any]:
     beginnings, salts = _Numbers(), _Numbers()
     ends: list[int] = []
     keyed = []
-    for block, parent, salt, tokens in books.keyed:
+    for blocks, parent, salt, tokens in books.keyed:
         named = beginnings.name(tokens, 0 if parent < 0 else ends[parent])
         ends.append(named[-1])
-        keyed.append([block, parent, salts.name([salt])[0], _runs(named)])
+        keyed.append([list(blocks), parent, salts.name([salt])[0], _runs(named)])
     requests = {}
     for request in chain.from_iterable(list(segment.requests.values()) for segment in segments):
         requests[request.id] = {field.name: getattr(request, field.name) for field in fields(Recorded)} | {
@@ -99,15 +99,16 @@ def from_json(data: dict[str, Any]) -> Recording:
             raise BadRecording(f"the recording has format {data['format']}; this version reads {FORMAT}")
         books = data["books"] | {
             "keyed": tuple(
-                Keyed(block, parent, str(salt), tuple(_spelt(runs)))
-                for block, parent, salt, runs in data["books"]["keyed"]
+                Keyed(tuple(blocks), parent, str(salt), tuple(_spelt(runs)))
+                for blocks, parent, salt, runs in data["books"]["keyed"]
             ),
             "held": tuple(
-                Held(i, str(salt), publishes, tuple(blocks), num_published, node)
-                for i, salt, publishes, blocks, num_published, node in data["books"]["held"]
+                Held(i, str(salt), publishes, tuple(blocks), num_published, num_gone, node)
+                for i, salt, publishes, blocks, num_published, num_gone, node in data["books"]["held"]
             ),
             "blank": tuple(data["books"]["blank"]),
             "cached": tuple((block, since_s) for block, since_s in data["books"]["cached"]),
+            "windows": tuple(data["books"]["windows"]),
         }
         requests = [
             Recorded(**(request | {"salt": str(request["salt"]), "tokens": list(_spelt(request["tokens"]))}))

@@ -81,7 +81,7 @@ class Speculation:
     def _draft(self, drafter: Drafter, request: Request) -> tuple[int, ...]:
         """A draft cut to what the answer has left, and to the request's blocks and those that nobody would miss."""
         tables = self._tables
-        num_blocks = len(tables.blocks(request.id)) + tables.pool.num_blank
+        num_blocks = (len(tables.blocks(request.id)) + tables.pool.num_blank) // tables.layout.num_groups
         # The token after the draft is drawn too, and the last token of an answer is never computed.
         num_left = request.max_tokens - request.num_output - 1
         room = min(num_blocks * tables.block_size - len(request.tokens), num_left)

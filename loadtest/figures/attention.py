@@ -57,13 +57,14 @@ def _measure(length: int, sizes: Sizes) -> tuple[Cell, ...]:
     import mlx.core as mx
 
     from app.engine.attention import Geometry, layer_caches
+    from app.engine.groups import one_group
     from app.engine.kernels import on_cpu
     from app.engine.storage import LayerShape, PagedStorage
 
     dtype, size = (mx.float32, 64) if on_cpu() else (mx.float16, 32)
     num_blocks = sizes.num_rows * -(-length // size)
     storage = PagedStorage([LayerShape(HEADS, DIM, DIM, dtype)] * sizes.num_layers, num_blocks, size)
-    for pool in storage.layers:
+    for pool in storage.pools:
         pool.keys, pool.values = (mx.random.normal(pool.keys.shape).astype(dtype) for _ in range(2))
     blocks = random.Random(0).sample(range(num_blocks), num_blocks)
     rows = [_row(i, length, blocks[i :: sizes.num_rows]) for i in range(sizes.num_rows)]
@@ -72,12 +73,14 @@ def _measure(length: int, sizes: Sizes) -> tuple[Cell, ...]:
 
     def by_table() -> mx.array:
         out = queries
-        for cache in layer_caches(storage, Geometry(rows, size)):
+        for cache in layer_caches(
+            one_group([pool.shape for pool in storage.pools]).places, storage, Geometry(rows, size)
+        ):
             out = cache.attend(out, DIM**-0.5)
         return out
 
     def by_gather() -> mx.array:
-        return _gathered(queries, storage.layers, rows)
+        return _gathered(queries, storage.pools, rows)
 
     assert mx.allclose(by_table(), by_gather(), rtol=1e-2, atol=1e-3), "the two ways differ"
     table_ms, gather_ms = _alternate((by_table, by_gather), sizes)
