@@ -14,6 +14,7 @@ from app.api.app import create_app
 from app.errors import StartError
 from app.kv.block_pool import BlockPool
 from app.kv.block_table import BlockTables
+from app.kv.layout import Layout
 from app.kv.prefix_cache import PrefixCache
 from app.kv.sizing import size_pool
 from app.metrics import Metrics
@@ -147,9 +148,7 @@ class Runtime:
         if most_tokens < n_ctx:
             log.warning("the KV budget holds less than a window of %d tokens: a slot has %d", n_ctx, most_tokens)
         drafter = self._drafter(engine.is_paged)
-        block_bytes = (
-            block_size * (groups if engine.is_paged else loaded.kept).bytes_per_token // engine.layout.num_groups
-        )
+        block_bytes = block_size * (groups if engine.is_paged else loaded.kept).bytes_per_token // len(engine.windows)
         self._open(loaded, engine.decode_path, min(n_ctx, most_tokens), most_tokens, block_bytes, drafter is not None)
         wanted = {"auto": not kernels.on_cpu(), "on": True, "off": False}[settings.decode_lookahead]
         lookahead = wanted and engine.is_paged
@@ -185,7 +184,7 @@ class Runtime:
         lookahead: bool,
         drafter: PromptLookup | None,
     ) -> Scheduler:
-        settings, layout = self._settings, engine.layout
+        settings, layout = self._settings, Layout(engine.windows)
         pool = BlockPool(num_blocks * layout.num_groups)
         ttl_s = settings.prompt_cache_ttl or None
         least = settings.prompt_cache_min_prefix

@@ -13,6 +13,7 @@ from app.engine.groups import grouped
 from app.errors import StartError
 from app.kv.block_pool import BlockPool
 from app.kv.block_table import BlockTables
+from app.kv.layout import ONE_GROUP, Layout
 from app.kv.prefix_cache import PrefixCache
 from app.request import SamplingParams
 from app.scheduler.plan import Plan, Row
@@ -99,7 +100,10 @@ def test_blocks_behind_a_window_are_given_back(family: str, lookahead: bool) -> 
     want = [plain_greedy(model, prompt, num_new) for prompt in prompts]
     kept = loaded(family, build(family))
     groups = grouped(kept.kept.shapes, 1000)
-    layout = groups.layout
+    layout = Layout(groups.windows)
+    if family == "mimo_v2_flash":  # its layers are of two shapes, which no block can hold alike
+        assert layout == ONE_GROUP
+        return
     assert layout.window == 8
     num_blocks = 60 * layout.num_groups
     engine = Engine(kept, num_blocks, 4, groups=groups)

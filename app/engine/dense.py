@@ -24,7 +24,6 @@ from app.engine.snapshots import Snapshots
 from app.engine.states import States, arrays
 from app.engine.step import InFlight
 from app.errors import EngineFault
-from app.kv.layout import ONE_GROUP
 from app.scheduler.plan import Plan, Result, Row
 
 log = logging.getLogger("mlxcel.engine")
@@ -39,7 +38,7 @@ class DenseEngine:
     admits and requeues by them, and what they stand for is allocated by the caches as they grow."""
 
     is_paged = False
-    layout = ONE_GROUP
+    windows: tuple[int | None, ...] = (None,)
 
     def __init__(
         self,

@@ -24,7 +24,6 @@ from app.engine.step import InFlight
 from app.engine.storage import PagedStorage
 from app.engine.tails import Tails
 from app.errors import EngineFault, StartError
-from app.kv.layout import GONE, Layout
 from app.scheduler.plan import Plan, Result, Row
 
 log = logging.getLogger("mlxcel.engine")
@@ -83,13 +82,13 @@ class Engine:
         windows = [place.window for place in places if place.window is not None]
         sizes = " or ".join(map(str, sorted(set(windows))))
         sliding = f", {len(windows)} of {len(places)} layers see the last {sizes} tokens" if windows else ""
-        kept = " and keep no more" if self.layout.window is not None else ""
+        kept = " and keep no more" if self._groups.gives_back else ""
         return f"ragged paged{sliding}{kept}"
 
     @property
-    def layout(self) -> Layout:
-        """How many blocks of the pool the layers take for the same tokens, and which of them they give back."""
-        return self._groups.layout
+    def windows(self) -> tuple[int | None, ...]:
+        """One for each block that the same tokens take: how far back those look who need it; None: all the way."""
+        return self._groups.windows
 
     @property
     def pool_bytes(self) -> int:
@@ -135,7 +134,7 @@ class Engine:
         try:
             _evaluate([*self._storage.arrays(), *step.arrays()])
             result = step.read()
-            self._unclean += [block for row in step.unsound() for block in row.blocks if block != GONE]
+            self._unclean += [block for row in step.unsound() for block in row.blocks if block >= 0]
             if step.drawing is not None and self._last is not None and self._last is not step:
                 self._last.astray.update(row.request_id for row in step.drawing.redrawn)
         except Exception as error:
@@ -203,7 +202,7 @@ class Engine:
 
     def _forward(self, piece: Piece, before: InFlight | None = None) -> mx.array:
         """Logits of each draw; if there is none, of one that means nothing."""
-        num_groups, places = self.layout.num_groups, self._groups.places
+        num_groups, places = self._groups.num_groups, self._groups.places
         size = self._storage.block_size
         geometry = Geometry(piece.rows, size, piece.num_padded, piece.width, self._tails, num_groups)
         ends: list[int] = []
@@ -221,13 +220,13 @@ class Engine:
         return self._head.finish(out)[: max(len(ends), 1)]
 
     def _use_pool(self, num_blocks: int, block_size: int) -> None:
-        self._storage = PagedStorage(self._groups.pools, num_blocks, block_size, self.layout.num_groups)
+        self._storage = PagedStorage(self._groups.pools, num_blocks, block_size, self._groups.num_groups)
         self._tails = self._last = None
         self._unclean.clear()
 
     def _use_blocks(self, num_blocks: int, block_size: int) -> None:
         """A pool with room for so many blocks of each group."""
-        self._use_pool(num_blocks * self.layout.num_groups, block_size)
+        self._use_pool(num_blocks * self._groups.num_groups, block_size)
 
     def _prove(self, piece: Piece) -> mx.array:
         return self._forward(replace(piece, rows=tuple(map(self._groups.spread, piece.rows))))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from app.engine.storage import LayerShape
-from app.kv.layout import ONE_GROUP, Layout
 from app.scheduler.plan import Row
 
 
@@ -23,20 +22,30 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """``pools`` has one shape for each layer of a group, ``places`` one entry for each layer of the model."""
+    """``pools`` has one shape for each layer of a group, ``places`` one entry for each layer of the model. ``windows``
+    has one for each group: how many tokens back its layers look; None: all, or what lies behind is kept all the same.
+    A row has the blocks of the same tokens side by side, one a group."""
 
     pools: tuple[LayerShape, ...]
     places: tuple[Place, ...]
-    layout: Layout = ONE_GROUP
+    windows: tuple[int | None, ...] = (None,)
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.windows)
+
+    @property
+    def gives_back(self) -> bool:
+        return any(self.windows)
 
     @property
     def bytes_per_token(self) -> int:
         """All groups together, with what a group has too few layers for."""
-        return self.layout.num_groups * sum(shape.bytes_per_token for shape in self.pools)
+        return self.num_groups * sum(shape.bytes_per_token for shape in self.pools)
 
     def spread(self, row: Row) -> Row:
         """A row with a block of each group in place of each of its blocks."""
-        num_groups = self.layout.num_groups
+        num_groups = self.num_groups
         return row._replace(blocks=[block * num_groups + k for block in row.blocks for k in range(num_groups)])
 
 
@@ -58,10 +67,8 @@ def grouped(shapes: Sequence[LayerShape], longest: int) -> Groups:
         return one_group(shapes)
     size = min(len(sliding), len(full)) or len(sliding)
     parts = [kind[first : first + size] for kind in (full, sliding) for first in range(0, len(kind), size)]
-    windows = tuple(
-        max((shapes[i].window or 0 for i in part), default=0) if part[0] in sliding else None for part in parts
-    )
+    longest_window = max(shapes[i].window or 0 for i in sliding)
+    windows = tuple(longest_window if part[0] in sliding else None for part in parts)
     at = {layer: (pool, group) for group, part in enumerate(parts) for pool, layer in enumerate(part)}
-    layout = Layout(windows)
-    places = [Place(*at[i], shape.window, layout.window if i in sliding else None) for i, shape in enumerate(shapes)]
-    return Groups((replace(shapes[0], window=None),) * size, tuple(places), layout)
+    places = [Place(*at[i], shape.window, longest_window if i in sliding else None) for i, shape in enumerate(shapes)]
+    return Groups((replace(shapes[0], window=None),) * size, tuple(places), windows)

@@ -35,7 +35,7 @@ def open_engine(
     refusal: StartError | None = None
     if backend != "dense":
         try:
-            num_groups = 1 if groups is None else groups.layout.num_groups
+            num_groups = 1 if groups is None else groups.num_groups
             return Engine(loaded, num_blocks * num_groups, block_size, deterministic, groups)
         except StartError as error:
             if backend == "paged" or deterministic:
