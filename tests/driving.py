@@ -15,6 +15,7 @@ from app.engine.dense import DenseEngine
 from app.engine.engine import Engine
 from app.kv.block_pool import BlockPool
 from app.kv.block_table import BlockTables
+from app.kv.layout import Layout
 from app.kv.prefix_cache import PrefixCache
 from app.pipeline import Pipeline
 from app.request import Request, SamplingParams
@@ -36,10 +37,12 @@ def build_scheduler(
     prefix_cache: bool = False,
     drafter: Drafter | None = None,
     whole_states: bool = False,
+    windows: tuple[int | None, ...] = (None,),
     **config: Any,
 ) -> Scheduler:
-    pool = BlockPool(num_blocks)
-    cache = PrefixCache(pool, block_size, prefix_cache or whole_states, min_tokens=1, whole_states=whole_states)
+    """``windows`` as in ``Layout``: ``num_blocks`` are those of all groups together."""
+    pool, is_on = BlockPool(num_blocks), prefix_cache or whole_states
+    cache = PrefixCache(pool, block_size, is_on, min_tokens=1, whole_states=whole_states, layout=Layout(windows))
     return Scheduler(replace(SchedulerConfig(), **config), BlockTables(pool, cache, block_size), drafter)
 
 

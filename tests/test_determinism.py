@@ -11,6 +11,7 @@ import pytest
 from app.engine import fixed, loader
 from app.engine.engine import Engine
 from app.engine.fixed import BASE, SIZES, FixedShapes, Piece, prove
+from app.engine.groups import grouped
 from app.errors import StartError
 from app.request import SamplingParams
 from app.scheduler.plan import Row
@@ -52,9 +53,11 @@ def test_the_embedded_model(model_dir: Path) -> None:
 def test_greedy_tokens_are_those_of_the_plain_forward(family: str) -> None:
     plain = tiny.build(family)
     want = [plain_greedy(plain, prompt, 6) for prompt in PROMPTS]
-    engine = Engine(tiny.loaded(family, tiny.build(family)), NUM_BLOCKS, 4, deterministic=True)
+    model = tiny.loaded(family, tiny.build(family))
+    groups = grouped(model.kept.shapes, 1000)
+    engine = Engine(model, NUM_BLOCKS, 4, deterministic=True, groups=groups)
     requests = [greedy_request(i, prompt, 6) for i, prompt in enumerate(PROMPTS)]
-    scheduler = build_scheduler(NUM_BLOCKS, 4, prefill_chunk=7)
+    scheduler = build_scheduler(NUM_BLOCKS, 4, prefill_chunk=7, windows=groups.windows)
     got = run(engine, scheduler, {2 * i: [request] for i, request in enumerate(requests)})
     for i, (tokens, logits) in enumerate(want):
         assert_same_tokens(got[i], tokens, logits)
