@@ -49,10 +49,12 @@ the other and are read one to four tokens at a time.
 
 ### Ragged paged
 
-A layer with a sliding window keeps a `RotatingKVCache` in mlx-lm, which drops what lies behind the window. Here the
-blocks behind it stay until the request ends, like those of other layers, and attention skips them: such a layer costs
-the time of its window and the memory of the whole context, and prefixes are shared as in any other model. Where mask
-and cache of a model disagree on its window, by a token in plamo3, the mask counts.
+A layer with a sliding window keeps a `RotatingKVCache` in mlx-lm, which drops what lies behind the window. Here such
+layers have blocks of their own where the context may be more than twice the window, and those behind it are given back
+while the request runs; prefixes are shared as in any other model. A prompt takes the blocks of its whole length when it
+is admitted, and the KV budget counts it so. Where full and sliding layers keep different shapes (mimo_v2_flash), all
+blocks stay until the request ends. Where mask and cache of a model disagree on its window, by a token in plamo3, the
+mask counts.
 
 {ragged}
 ### From mlx-lm's own caches

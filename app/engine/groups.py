@@ -67,8 +67,8 @@ def grouped(shapes: Sequence[LayerShape], longest: int) -> Groups:
         return one_group(shapes)
     size = min(len(sliding), len(full)) or len(sliding)
     parts = [kind[first : first + size] for kind in (full, sliding) for first in range(0, len(kind), size)]
-    longest_window = max(shapes[i].window or 0 for i in sliding)
-    windows = tuple(longest_window if part[0] in sliding else None for part in parts)
+    kept = max(shapes[i].window or 0 for i in sliding) + 1  # a mask may see a token more than the cache has (plamo3)
+    windows = tuple(kept if part[0] in sliding else None for part in parts)
     at = {layer: (pool, group) for group, part in enumerate(parts) for pool, layer in enumerate(part)}
-    places = [Place(*at[i], shape.window, longest_window if i in sliding else None) for i, shape in enumerate(shapes)]
+    places = [Place(*at[i], shape.window, kept if i in sliding else None) for i, shape in enumerate(shapes)]
     return Groups((replace(shapes[0], window=None),) * size, tuple(places), windows)
