@@ -144,6 +144,8 @@ class Runtime:
             groups,
         )
         log.info("Model %s decode path: %s", loaded.path.name, _explained(engine.decode_path))
+        if engine.max_rows == 1:
+            log.warning("Model %s does not support batched decode; clamping max_batch_size to 1", loaded.path.name)
         most_tokens = n_ctx if settings.kv_cache_budget == "none" else size.num_blocks * block_size
         if most_tokens < n_ctx:
             log.warning("the KV budget holds less than a window of %d tokens: a slot has %d", n_ctx, most_tokens)
@@ -191,7 +193,7 @@ class Runtime:
         cache = PrefixCache(pool, block_size, settings.prompt_cache, least, ttl_s, not engine.is_paged, layout)
         config = SchedulerConfig(
             num_slots=settings.batch_rows,
-            max_batch_size=settings.batch_rows,
+            max_batch_size=engine.max_rows or settings.batch_rows,
             prefill_chunk=settings.prefill_chunk,
             max_batch_prefill=settings.max_batch_prefill,
             max_batch_prefill_tokens=settings.max_batch_prefill_tokens,
@@ -241,6 +243,8 @@ def _explained(decode_path: str) -> str:
     """A path as the log has it: whether many requests make more tokens together, and by what."""
     if decode_path == "per-row fallback":
         return "per-row fallback (aggregate decode throughput will not scale with MLXCEL_N_PARALLEL)"
+    if decode_path == "one row at a time":
+        return "one row at a time (what it has read is not in its caches alone)"
     return f"native batched forward ({decode_path})"
 
 

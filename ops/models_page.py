@@ -25,6 +25,7 @@ at its caches and by a probe, and never by this table; the log and `decode_path`
 | ragged paged | {num_ragged} | one forward a tick over rows of any length, prompts in chunks, shared prefixes |
 | dense native batched | {num_batched} | one forward a tick for all rows that draw, prompts in chunks, each on its own |
 | per-row fallback | {num_rows} | a forward for each row: many requests make no more tokens together than one |
+| one row at a time | {num_alone} | one request at a time: what a model has read is not in its caches alone |
 | refused | {num_refused} | the server does not start, and says why in one line |
 | untried | {num_untried} | there is no tiny model, for the reason given |
 
@@ -83,15 +84,23 @@ def render_page() -> str:
     """The text of docs/models.md."""
     document = json.loads(COVERAGE.read_text())
     entries = document["families"].items()
-    ragged, batched, rows, refused, untried = (
+    ragged, batched, rows, alone, refused, untried = (
         {name: entry for name, entry in entries if entry["path"] == path}
-        for path in ("ragged paged", "dense native batched", "per-row fallback", "refused", "untried")
+        for path in (
+            "ragged paged",
+            "dense native batched",
+            "per-row fallback",
+            "one row at a time",
+            "refused",
+            "untried",
+        )
     )
     return PAGE_TEXT.format(
         version=document["mlx_lm"],
         num_ragged=len(ragged),
         num_batched=len(batched),
         num_rows=len(rows),
+        num_alone=len(alone),
         num_refused=len(refused),
         num_untried=len(untried),
         tolerance=TOLERANCE,

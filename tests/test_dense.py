@@ -12,6 +12,7 @@ from mlx_lm.models.cache import ArraysCache
 from app.engine.caches import empty_caches, look
 from app.engine.dense import DenseEngine
 from app.engine.engine import Engine
+from app.engine.loader import LoadedModel
 from app.engine.paths import DENSE_PATHS, open_engine
 from app.engine.snapshots import Snapshots
 from app.engine.states import States, arrays
@@ -22,7 +23,7 @@ from ops.families.tiny import build, described, loaded
 from tests.driving import assert_same_tokens, build_scheduler, greedy_request, plain_greedy, run
 
 VOCABULARY = described()["tiny"]["vocab_size"]
-BATCHED, BY_ROWS = DENSE_PATHS
+BATCHED, BY_ROWS, ALONE = DENSE_PATHS
 PROMPTS = [[(7 * i + 13 * n) % VOCABULARY for i in range(n)] for n in (1, 9, 26, 5)]
 NUM_NEW = 8
 
@@ -292,3 +293,36 @@ def test_a_prompt_without_a_turn_leaves_nothing() -> None:
     for i, prompt in enumerate((PROMPTS[1], [*PROMPTS[1][:4], CONTROL, 1], [CONTROL])):
         engine.step(Plan((row(i, prompt, 0, len(prompt))._replace(salt=""),)))
     assert len(snapshots) == 0
+
+
+def with_a_memory_of_its_own(family: str) -> LoadedModel:
+    """A model that counts in itself how far it has read, and adds that to its logits: a new count begins with empty
+    caches, whoever they belong to."""
+    model = build(family)
+    plain = type(model)
+
+    class Remembering(plain):  # type: ignore[misc, valid-type]
+        num_read = 0
+
+        def __call__(self, inputs: mx.array, cache: Any = None, **rest: Any) -> mx.array:
+            if cache is None or getattr(cache[0], "offset", 1) == 0:
+                type(self).num_read = 0
+            places = mx.arange(self.num_read, self.num_read + inputs.shape[1])
+            type(self).num_read += inputs.shape[1]
+            bend = mx.sin(places[:, None] * mx.arange(1, VOCABULARY + 1)[None])
+            return super().__call__(inputs, cache=cache, **rest) + bend
+
+    model.__class__ = Remembering
+    return loaded(family, model)
+
+
+def test_a_model_that_cannot_take_turns_has_one_request_at_a_time() -> None:
+    engine = open_engine(with_a_memory_of_its_own("llama"), 64, 4, snapshots=Snapshots(10**9, frozenset(), 0, None))
+    assert (engine.decode_path, engine.max_rows) == (ALONE, 1)
+    want = [plain_greedy(with_a_memory_of_its_own("llama").model, prompt, NUM_NEW) for prompt in PROMPTS]
+    scheduler = build_scheduler(64, 4, whole_states=True, prefill_chunk=7, num_slots=4, max_batch_size=1)
+    requests = [greedy_request(i, prompt, NUM_NEW) for i, prompt in enumerate(PROMPTS)]
+    got = run(engine, scheduler, {0: requests[:2], 3: requests[2:]})
+    for i, (tokens, logits) in enumerate(want):
+        assert_same_tokens(got[i], tokens, logits)
+    assert scheduler.snapshot().prefix.hits == 0

@@ -28,7 +28,7 @@ from app.scheduler.plan import Plan, Result, Row
 
 log = logging.getLogger("mlxcel.engine")
 
-DensePath = Literal["dense native batched", "per-row fallback"]
+DensePath = Literal["dense native batched", "per-row fallback", "one row at a time"]
 # What a probe would have to be longer for than the context at which it begins.
 UNBATCHED = {"minimax_m3_vl": "it attends to blocks of keys that are counted from the batch's padding on"}
 
@@ -48,7 +48,8 @@ class DenseEngine:
         path: DensePath,
         snapshots: Snapshots | None = None,
     ) -> None:
-        """Prove the model on this path. Without ``snapshots`` nothing is kept of a request that has ended.
+        """Prove the model on this path. Without ``snapshots`` nothing is kept of a request that has ended, nor where a
+        request has to be alone: what is not in caches then is in the model itself.
 
         Raises:
             StartError: rows that are computed together, or in pieces, do not give this family's logits.
@@ -60,7 +61,8 @@ class DenseEngine:
         self._num_blocks, self._block_size = num_blocks, block_size
         self._block_bytes = loaded.kept.bytes_per_token * block_size
         self._states = States(lambda: empty_caches(self._model))
-        self._snapshots = Snapshots.none() if snapshots is None else snapshots
+        self.max_rows = 1 if path == "one row at a time" else None
+        self._snapshots = Snapshots.none() if snapshots is None or self.max_rows == 1 else snapshots
         self._epoch = 0
         self._known: dict[int, int] = {}  # how many tokens of a request were there when it began
         self.decode_path = path
@@ -68,7 +70,8 @@ class DenseEngine:
         if on_cpu():
             quicken(self._model)
             use_huge_pages(array for _, array in tree_flatten(self._model.parameters()))
-        probe.check(self.logits, loaded, "batched" if self._batches else "chunked")
+        kind = "batched" if self._batches else "chunked"
+        probe.check(self.logits, loaded, kind, takes_turns=self.max_rows is None)
         self._states.clear()
 
     @property

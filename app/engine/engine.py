@@ -34,6 +34,7 @@ class Engine:
     evaluated."""
 
     is_paged = True
+    max_rows: int | None = None
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from app.errors import StartError
 
 log = logging.getLogger("mlxcel.engine")
 
-DENSE_PATHS: tuple[DensePath, ...] = ("dense native batched", "per-row fallback")
+DENSE_PATHS: tuple[DensePath, ...] = ("dense native batched", "per-row fallback", "one row at a time")
 
 
 def open_engine(
@@ -25,9 +25,9 @@ def open_engine(
     snapshots: Snapshots | None = None,
     groups: Groups | None = None,
 ) -> Engine | DenseEngine:
-    """Ragged paged, dense native batched, per-row fallback, in this order. ``backend`` is auto, paged (that or none) or
-    dense (not that). ``snapshots`` is what the latter two keep of chats. ``num_blocks`` are for tokens of all layers:
-    the first path has so many for each of the ``groups`` that share them.
+    """Ragged paged, dense native batched, per-row fallback, one row at a time, in this order. ``backend`` is auto,
+    paged (that or none) or dense (not that). ``snapshots`` is what the two after that keep of chats. ``num_blocks`` are for
+    tokens of all layers: the first path has so many for each of the ``groups`` that share them.
 
     Raises:
         StartError: no path serves it; the text has what the first one that may serve it does not do.

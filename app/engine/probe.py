@@ -78,10 +78,16 @@ class Probe:
     def num_blocks(self) -> int:
         return sum(self._num_blocks)
 
-    def check(self, logits: Callable[[Sequence[Row]], mx.array | None], loaded: LoadedModel, kind: str) -> None:
+    def check(
+        self,
+        logits: Callable[[Sequence[Row]], mx.array | None],
+        loaded: LoadedModel,
+        kind: str,
+        takes_turns: bool = True,
+    ) -> None:
         """Raises StartError where ``logits`` of rows, named by their ``kind``, are not the model's own."""
         try:
-            apart = self.compare(logits)
+            apart = self.compare(logits, takes_turns)
         except Exception as error:
             raise refused(loaded, str(error) if isinstance(error, NotImplementedError) else one_line(error)) from error
         if apart > self._allowed:
@@ -90,15 +96,19 @@ class Probe:
                 loaded, f"its {kind} logits differ from the plain ones by {apart:.1e} of the largest ({allowed})"
             )
 
-    def compare(self, logits: Callable[[Sequence[Row]], mx.array | None]) -> float:
-        """How far logits of rows are from the plain ones; see ``difference``."""
+    def compare(self, logits: Callable[[Sequence[Row]], mx.array | None], takes_turns: bool = True) -> float:
+        """How far logits of rows are from the plain ones; see ``difference``. Without ``takes_turns`` the second prompt
+        begins when the first one is done."""
         worst = 0.0
         read = len(self._prompts[0]) - 3
-        for rows in (
+        steps = [
             [self._row(0, 0, read)],
             [self._row(0, read, 1), self._row(1, 0, 3)],
             [self._row(0, read + 1, 2), self._row(1, 3, 2)],
-        ):
+        ]
+        if not takes_turns:
+            steps = [[row] for row in sorted((row for rows in steps for row in rows), key=lambda row: row.request_id)]
+        for rows in steps:
             want = mx.stack([self._plain[row.request_id][row.start + row.num_new - 1] for row in rows])
             got = logits(rows)
             assert got is not None

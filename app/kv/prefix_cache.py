@@ -144,11 +144,9 @@ class PrefixCache:
         return Match(adopted, tuple(chain.from_iterable(blocks)), sources, num_tokens, None)
 
     def _adopted(self, node: Node, is_behind: bool) -> list[int]:
-        """The blocks of a node to share: not those behind the window of their group."""
-        if not is_behind:
-            return node.blocks
-        pairs = zip(node.blocks, self.layout.windows, strict=True)
-        return [block if window is None else GONE for block, window in pairs]
+        """The blocks of a node to share: none behind the window of its group."""
+        lost = [is_behind and window is not None for window in self.layout.windows]
+        return [GONE if gone else block for block, gone in zip(node.blocks, lost, strict=True)]
 
     def record(self, match: Match) -> None:
         """Count a match that an admission acted on."""
@@ -167,9 +165,8 @@ class PrefixCache:
         return node.parent is not None
 
     def insert(self, salt: str, parent: Node | None, tokens: tuple[int, ...], blocks: Sequence[int]) -> Node:
-        """Key ``blocks``, one a group, which hold ``tokens`` after those of ``parent`` (None: at the start), but for
-        those of which an equal one is keyed already. Returns the node with that key. ``parent`` must still have its own
-        key.
+        """Key ``blocks``, one a group, which hold ``tokens`` after those of ``parent`` (None: at the start), unless an
+        equal one is keyed already. Returns the node with that key. ``parent`` must still have its own key.
         """
         if parent is None:
             parent = self._roots.get(salt)
@@ -226,7 +223,11 @@ class PrefixCache:
             node = stack.pop()
             for tokens, child in node.children.items():
                 held = [block for block in child.blocks if block != GONE]
-                if child.parent is not node or child.tokens != tokens or any(self._nodes[b] is not child for b in held):
+                if (
+                    child.parent is not node
+                    or child.tokens != tokens
+                    or any(self._nodes.get(b) is not child for b in held)
+                ):
                     raise Inconsistent(f"the key of blocks {child.blocks} does not lead to them")
                 if child.children and len(tokens) != self._block_size:
                     raise Inconsistent(f"blocks {child.blocks} are not full, yet others follow them")
