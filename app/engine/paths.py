@@ -26,8 +26,8 @@ def open_engine(
     groups: Groups | None = None,
 ) -> Engine | DenseEngine:
     """Ragged paged, dense native batched, per-row fallback, one row at a time, in this order. ``backend`` is auto,
-    paged (that or none) or dense (not that). ``snapshots`` is what the two after that keep of chats. ``num_blocks`` are for
-    tokens of all layers: the first path has so many for each of the ``groups`` that share them.
+    paged (that or none) or dense (not that). ``snapshots`` is what the two after that keep of chats. ``num_blocks`` are
+    for tokens of all layers: the first path has so many for each of the ``groups`` that share them.
 
     Raises:
         StartError: no path serves it; the text has what the first one that may serve it does not do.
