@@ -9,6 +9,7 @@ import orjson
 
 from app.kv.block_pool import BlockPool
 from app.kv.block_table import BlockTables
+from app.kv.layout import Layout
 from app.kv.prefix_cache import PrefixCache
 from app.request import FinishReason, Request, State
 from app.scheduler.plan import Draw, Plan, Result
@@ -34,13 +35,15 @@ def saved(scheduler: RecordedScheduler) -> Recording:
 
 
 def drive(seed: int, num_ticks: int, ticks_kept: int) -> RecordedScheduler:
-    """Prompts of two tokens that often begin alike, tight pools, priorities, salts, cancels, stops, end tokens, rows
-    that fail, drafts, an ITL budget, prefixes that expire, pools that grow or are lost, caches that are reset, and
-    steps that are submitted ahead and may go astray."""
+    """Prompts of two tokens that often begin alike, tight pools, layers with windows, priorities, salts, cancels,
+    stops, end tokens, rows that fail, drafts, an ITL budget, prefixes that expire, pools that grow or are lost, caches
+    that are reset, and steps that are submitted ahead and may go astray."""
     source = random.Random(seed)
     block_size, num_blocks = source.choice([1, 2, 4, 8]), source.randint(8, 60)
-    pool = BlockPool(num_blocks)
-    cache = PrefixCache(pool, block_size, source.random() < 0.9, source.choice([0, 1, 5]), source.choice([None, 0.7]))
+    layout = Layout(random.Random(~seed).choice([(None,), (None, 5, 5), (3,)]))
+    pool = BlockPool(num_blocks * layout.num_groups)
+    prefixes = source.random() < 0.9, source.choice([0, 1, 5]), source.choice([None, 0.7])
+    cache = PrefixCache(pool, block_size, *prefixes, layout=layout)
     config = SchedulerConfig(
         num_slots=source.randint(1, 5),
         max_batch_size=5,
