@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import mlx.core as mx
 import pytest
 
 from app.engine.attention import LayerCache
@@ -127,6 +128,22 @@ def test_blocks_behind_a_window_are_given_back(family: str, lookahead: bool) -> 
     num_sliding = sum(window is not None for window in layout.windows)
     assert most_live < num_all * (1 - 0.6 * num_sliding / layout.num_groups)
     assert requests[3].num_cached > 0
+
+
+@pytest.mark.parametrize("lookahead", [False, True], ids=["step by step", "lookahead"])
+def test_layers_that_share_a_pool_write_it_in_place(lookahead: bool) -> None:
+    """Three layers one after the other write to the same arrays in one forward."""
+    kept = loaded("gemma3_text", build("gemma3_text"))
+    groups = grouped(kept.kept.shapes, 1000)
+    assert (len(groups.pools), groups.num_groups) == (1, 3)
+    num_blocks = 30_000
+    engine = Engine(kept, num_blocks, 4, groups=groups)
+    scheduler = build_scheduler(num_blocks, 4, windows=groups.windows, lookahead=lookahead, num_slots=4)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    run(engine, scheduler, {0: [greedy_request(i, PROMPTS[2], 40) for i in range(4)]})
+    assert mx.get_peak_memory() - before < engine.pool_bytes / 4, "a step copied K or V"
 
 
 def test_a_family_with_another_cache_is_refused_by_name() -> None:
