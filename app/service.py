@@ -152,8 +152,7 @@ class Service:
         """Raises InvalidRequest for a shape that cannot be kept to."""
         if shape is None:
             return None
-        compiling = self._loaded()[3].compile(shape.kind, shape.source)
-        grammar = await asyncio.shield(asyncio.wrap_future(compiling))  # others may wait for the same one
+        grammar = await asyncio.wrap_future(self._loaded()[3].compile(shape.kind, shape.source))
         if isinstance(grammar, str):
             raise InvalidRequest(f"{shape.param}: {grammar}", shape.param)
         return grammar

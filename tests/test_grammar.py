@@ -195,21 +195,54 @@ def test_what_passes_its_trial_has_stack_enough_here(grammars: Grammars) -> None
     assert threading.stack_size() < STACK_BYTES  # of other threads, which is as it was
 
 
-def test_equal_sources_share_one_grammar_and_old_ones_go(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sources that were tried, one after the other."""
+    seen: list[str] = []
+    monkeypatch.setattr(grammar_module, "attempt", lambda kind, source: (seen.append(source), attempt(kind, source))[1])
+    return seen
+
+
+def test_equal_sources_are_tried_once_and_old_ones_again(monkeypatch: pytest.MonkeyPatch, tried: list[str]) -> None:
     monkeypatch.setattr(grammar_module, "MAX_CACHED", 2)
     grammars = Grammars(TOKENIZER, {END}, SIZE)
-    first = grammars.compile("grammar", 'start: "a"')
-    assert grammars.compile("grammar", 'start: "a"') is first
-    for word in ("b", "c"):
-        compiled(grammars, "grammar", f'start: "{word}"')
-    assert grammars.compile("grammar", 'start: "a"') is not first
-    assert len(grammars._cached) == 2
+    first, *others = [f'start: "{word}"' for word in "abc"]
+    for source in (first, first, *others, first):
+        compiled(grammars, "grammar", source)
+    assert tried == [first, *others, first]
+    assert len(grammars._tried) == 2
 
 
-def test_a_refusal_is_not_kept(grammars: Grammars) -> None:
-    bad = grammars.compile("grammar", "start: nothing")
-    bad.result(60)
-    assert grammars.compile("grammar", "start: nothing") is not bad
+def test_a_refusal_is_not_kept(grammars: Grammars, tried: list[str]) -> None:
+    for _ in range(2):
+        assert isinstance(grammars.compile("grammar", "start: nothing").result(60), str)
+    assert len(tried) == 2
+
+
+def exhaust(matcher: Matcher, first: str, then: str) -> None:
+    """Let an answer go on with the same letter until its grammar cannot follow it."""
+    with pytest.raises(ValueError, match="beyond its limits"):  # noqa: PT012 - one of many steps
+        for num in range(2000):
+            matcher.mask(ids(first, *then * num))
+    assert matcher.is_at_limit
+
+
+def test_a_limit_that_one_answer_has_met_is_nobody_elses(grammars: Grammars) -> None:
+    """The library shares what it has worked out of a pattern among all copies, and what it counts of that."""
+    source = 'start: "n" /[0-9]{1,3}/ | "s" X\nX: /c{60000}/'
+    running = compiled(grammars, "grammar", source).start(0)
+    running.mask(ids("n"))
+    stuck = compiled(grammars, "grammar", source).start(0)
+    exhaust(stuck, "s", "c")
+    assert allowed(running, ids("n", "1")) == allowed(compiled(grammars, "grammar", source).start(0), ids("n", "1"))
+
+
+def test_a_step_that_takes_too_long_is_the_last(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = 'start: /[a-z]/ x\nx: x x | "" | "a" | x x x'
+    matcher = compiled(grammars, "grammar", source).start(0)
+    monkeypatch.setattr(grammar_module, "STEP_S", 0.02)
+    exhaust(matcher, "b", "a")
+    assert not matcher._matcher.is_error(), "the library would go on"
 
 
 def test_only_so_many_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +253,7 @@ def test_only_so_many_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = [grammars.compile("grammar", f'start: "{word}"') for word in "ab"]
     with pytest.raises(Overloaded):
         grammars.compile("grammar", 'start: "c"')
-    assert grammars.compile("grammar", 'start: "a"') is waiting[0]
+    waiting.append(grammars.compile("grammar", 'start: "a"'))
     held.set()
     assert all(isinstance(future.result(60), Grammar) for future in waiting)
     compiled(grammars, "grammar", 'start: "c"')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +21,7 @@ ENDLESS = "it asks for a text without an end"
 NO_BEGINNING = "NoExtensionBias"  # llguidance's word for rules of which none can ever begin
 NOT_ALLOWED = "doesn't satisfy the grammar"  # and of a token that may not come next
 MOST_FORCED_BYTES = 20_000
+STEP_S = 0.2  # of computing; everybody's next token waits for it, and what is not pathological takes some milliseconds
 
 
 class Matcher:
@@ -39,22 +41,29 @@ class Matcher:
         Raises:
             ValueError: the answer has left the grammar, or a step of it is too complex (``is_at_limit``).
         """
+        began_s = time.thread_time()
         for token in tokens[self._num_taken :]:
             self._matcher.consume_token(token)
-            self._check()
+            self._check(began_s)
             self._num_taken += 1
+            began_s = time.thread_time()
         mask = self._matcher.compute_bitmask()
-        self._check()
+        self._check(began_s)
         return mask
 
-    def _check(self) -> None:
+    def _check(self, began_s: float) -> None:
         if self._matcher.is_error():
             self.is_at_limit = NOT_ALLOWED not in self._matcher.get_error()
-            raise ValueError("a step beyond its limits" if self.is_at_limit else "a token that the grammar forbids")
+        elif time.thread_time() - began_s > STEP_S:
+            self.is_at_limit = True
+        else:
+            return
+        raise ValueError("a step beyond its limits" if self.is_at_limit else "a token that the grammar forbids")
 
 
 class Grammar:
-    """A compiled grammar, the same for every answer that keeps to it."""
+    """What the answers to one request keep to, compiled for them alone: the library counts what it has worked out for a
+    grammar and all copies of it together, and where that is too much none of them goes on."""
 
     def __init__(self, compiled: LLMatcher) -> None:
         self._compiled = compiled
@@ -65,8 +74,8 @@ class Grammar:
 
 
 class Grammars:
-    """Compiles for one model, on a thread of its own, and keeps the grammars that were asked for last. ``compile``
-    belongs to the event loop."""
+    """Compiles for one model, on a thread of its own, and keeps what was found of the sources that were asked for last:
+    to try a new one takes some hundred times as long as to compile it again. ``compile`` belongs to the event loop."""
 
     def __init__(self, tokenizer: Tokenizer, end_tokens: Iterable[int], vocab_size: int) -> None:
         """``vocab_size`` is the model's, which may be more than the tokenizer's. Raises StartError as ChatText does."""
@@ -75,7 +84,7 @@ class Grammars:
         ends = sorted(end_tokens) or None
         text = backend.to_str()
         self._threads = ThreadPoolExecutor(1, "grammar")
-        self._cached: OrderedDict[tuple[Kind, str], Future[Grammar | str]] = OrderedDict()
+        self._tried: OrderedDict[tuple[Kind, str], Future[tuple[str, str]]] = OrderedDict()
         before = threading.stack_size(2 * STACK_BYTES)  # what passed its trial fits into it
         try:
             # Takes a second or so, and starts the thread.
@@ -84,38 +93,44 @@ class Grammars:
             threading.stack_size(before)
 
     def compile(self, kind: Kind, source: str) -> Future[Grammar | str]:
-        """The grammar, or why there is none: a text for who sent it. Others may wait for the same future, so it is not
-        to be cancelled. One grammar is compiled at a time.
+        """A grammar of the caller's own, or why there is none: a text for who sent it. One is compiled at a time.
 
         Raises:
-            Overloaded: too many wait for theirs.
+            Overloaded: too many new ones wait to be tried.
         """
         key = kind, source
-        future = self._cached.pop(key, None)
-        if future is None or _has_failed(future):
-            if sum(not other.done() for other in self._cached.values()) >= MAX_WAITING:
+        trial = self._tried.pop(key, None)
+        if trial is None or _has_failed(trial):
+            if sum(not other.done() for other in self._tried.values()) >= MAX_WAITING:
                 raise Overloaded
-            future = self._threads.submit(self._compile, kind, source)
-        self._cached[key] = future
-        if len(self._cached) > MAX_CACHED:
-            self._cached.popitem(last=False)
-        return future
+            trial = self._threads.submit(self._try, kind, source)
+        self._tried[key] = trial
+        if len(self._tried) > MAX_CACHED:
+            self._tried.popitem(last=False)
+        return self._threads.submit(self._compile, trial)
 
-    def _compile(self, kind: Kind, source: str) -> Grammar | str:
+    def _try(self, kind: Kind, source: str) -> tuple[str, str]:
+        """The grammar in the library's form, and why it cannot be used: one of the two is empty."""
         if self._tokenizer.exception() is not None:
-            return "not possible with the tokenizer of this model"
+            return "", "not possible with the tokenizer of this model"
         grammar, reason = attempt(kind, source)
         if reason:
-            return reason
-        compiled = LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=LIMITS)
-        compiled.compute_bitmask()  # what is too complex for its first step is told now
+            return "", reason
+        compiled = self._matcher(grammar)
         if compiled.is_error():
             error = compiled.get_error()
-            return ENDLESS if NO_BEGINNING in error else shortened(error)
-        if len(compiled.deep_copy().compute_ff_bytes()) > MOST_FORCED_BYTES:
-            return ENDLESS
-        return Grammar(compiled)
+            return "", ENDLESS if NO_BEGINNING in error else shortened(error)
+        return ("", ENDLESS) if len(compiled.compute_ff_bytes()) > MOST_FORCED_BYTES else (grammar, "")
+
+    def _compile(self, trial: Future[tuple[str, str]]) -> Grammar | str:
+        grammar, reason = trial.result()  # tried on this thread, before
+        return reason or Grammar(self._matcher(grammar))
+
+    def _matcher(self, grammar: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=LIMITS)
+        matcher.compute_bitmask()  # the first step takes longest: nobody else's token should wait for it
+        return matcher
 
 
-def _has_failed(future: Future[Grammar | str]) -> bool:
-    return future.done() and (future.exception() is not None or isinstance(future.result(), str))
+def _has_failed(trial: Future[tuple[str, str]]) -> bool:
+    return trial.done() and (trial.exception() is not None or trial.result()[1] != "")
