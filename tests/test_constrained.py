@@ -19,6 +19,7 @@ from app.engine.loader import LoadedModel
 from app.request import FinishReason, Request, SamplingParams
 from app.scheduler.recorder import RecordedScheduler
 from app.scheduler.scheduler import Scheduler
+from app.text import grammar as grammar_module
 from app.text.grammar import Grammar, Grammars, Matcher
 from tests.driving import build_scheduler, greedy_request, run
 
@@ -115,6 +116,17 @@ def test_an_answer_beyond_the_limits_of_its_grammar_ends_there_and_nobody_else_d
     assert stuck.finish_reason is FinishReason.GRAMMAR_LIMIT
     assert loaded.tokenizer.decode(stuck.tokens[stuck.num_prompt :])[0] in "xy"
     check(loaded, other)
+
+
+def test_a_step_that_takes_too_long_ends_its_answer_and_no_other(
+    engine: Engine, loaded: LoadedModel, grammar: Grammar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_module, "STEP_S", -1.0)
+    slow, plain = asked(loaded, 0, grammar, seed=1), asked(loaded, 1, seed=1, max_tokens=9)
+    run(engine, build_scheduler(NUM_BLOCKS, BLOCK_SIZE), all_at_once([slow, plain]))
+    assert (slow.finish_reason, slow.num_output) == (FinishReason.GRAMMAR_LIMIT, 0)
+    assert (plain.finish_reason, plain.num_output) == (FinishReason.LENGTH, 9)
+    assert plain.num_faults == 0
 
 
 @pytest.mark.parametrize("batch", [1, 8])

@@ -225,6 +225,8 @@ def exhaust(matcher: Matcher, first: str, then: str) -> None:
         for num in range(2000):
             matcher.mask(ids(first, *then * num))
     assert matcher.is_at_limit
+    with pytest.raises(ValueError, match="beyond its limits"):
+        matcher.mask(ids(first, *then * num))
 
 
 def test_a_limit_that_one_answer_has_met_is_nobody_elses(grammars: Grammars) -> None:

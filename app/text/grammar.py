@@ -43,22 +43,20 @@ class Matcher:
         """
         began_s = time.thread_time()
         for token in tokens[self._num_taken :]:
-            self._matcher.consume_token(token)
             self._check(began_s)
+            self._matcher.consume_token(token)
             self._num_taken += 1
-            began_s = time.thread_time()
         mask = self._matcher.compute_bitmask()
         self._check(began_s)
         return mask
 
     def _check(self, began_s: float) -> None:
-        if self._matcher.is_error():
-            self.is_at_limit = NOT_ALLOWED not in self._matcher.get_error()
-        elif time.thread_time() - began_s > STEP_S:
-            self.is_at_limit = True
-        else:
-            return
-        raise ValueError("a step beyond its limits" if self.is_at_limit else "a token that the grammar forbids")
+        if self._matcher.is_error() and NOT_ALLOWED in self._matcher.get_error():
+            raise ValueError("a token that the grammar forbids")
+        # Once said it is always said: a step that failed is tried once more to find out whose fault it was.
+        self.is_at_limit |= self._matcher.is_error() or time.thread_time() - began_s > STEP_S
+        if self.is_at_limit:
+            raise ValueError("a step beyond its limits")
 
 
 class Grammar:
