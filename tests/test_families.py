@@ -16,7 +16,7 @@ from app.kv.block_pool import BlockPool
 from app.kv.block_table import BlockTables
 from app.kv.layout import ONE_GROUP, Layout
 from app.kv.prefix_cache import PrefixCache
-from app.request import SamplingParams
+from app.request import FinishReason, SamplingParams
 from app.scheduler.plan import Plan, Row
 from app.scheduler.policy import SchedulerConfig
 from app.scheduler.scheduler import Scheduler
@@ -128,6 +128,28 @@ def test_blocks_behind_a_window_are_given_back(family: str, lookahead: bool) -> 
     num_sliding = sum(window is not None for window in layout.windows)
     assert most_live < num_all * (1 - 0.6 * num_sliding / layout.num_groups)
     assert requests[3].num_cached > 0
+
+
+@pytest.mark.parametrize("family", ["llama sliding", "gemma3_text"])
+def test_what_is_no_number_is_given_back_without_harm(family: str) -> None:
+    """It shows when the prompt's last token draws. Its first blocks are somebody else's by then."""
+    model, bad = build(family), 96
+    kept = loaded(family, model)
+    groups = grouped(kept.kept.shapes, 1000)
+    num_blocks = 14 * groups.num_groups
+    engine = Engine(kept, num_blocks, 4, groups=groups)
+    model.model.embed_tokens.weight[bad] = mx.nan
+    scheduler = build_scheduler(
+        num_blocks, 4, windows=groups.windows, prefill_chunk=4, num_slots=4, max_batch_prefill=4
+    )
+    broken = greedy_request(0, [bad] * 33, 2)
+    others = [greedy_request(i, PROMPTS[1][:5], 6) for i in (1, 2, 3)]
+    requests = [broken, *others]
+    for request in requests:
+        request.sampling = replace(request.sampling, banned=(bad,))
+    run(engine, scheduler, {0: [broken], 4: others})
+    assert broken.finish_reason is FinishReason.ERROR
+    assert [request.finish_reason for request in others] == [FinishReason.LENGTH] * 3
 
 
 @pytest.mark.parametrize("lookahead", [False, True], ids=["step by step", "lookahead"])

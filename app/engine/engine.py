@@ -117,6 +117,8 @@ class Engine:
                 self._tails.turn(rows)
             else:
                 self._settle()
+                if self._groups.gives_back:
+                    self._storage.blank(self._begun(rows))
                 self._storage.copy(plan.copies)
             drawn = [draw for row in rows for draw in row.each_draw()]
             logits = self.logits(rows, self._last if plan.num_ahead else None)
@@ -241,6 +243,16 @@ class Engine:
         if self._unclean:
             self._storage.clean(self._unclean)
             self._unclean.clear()
+
+    def _begun(self, rows: Sequence[Row]) -> list[int]:
+        """The blocks that a step begins and does not fill. What was given back behind a window may hold what is no
+        number, before that shows in any logits of whoever wrote it."""
+        size, num_groups, begun = self._storage.block_size, self._groups.num_groups, list[int]()
+        for row in rows:
+            end = row.start + row.num_new
+            if end % size and end // size * size >= row.start:
+                begun += row.blocks[end // size * num_groups : (end // size + 1) * num_groups]
+        return begun
 
     def _written(self) -> list[mx.array]:
         """What the step that is submitted writes to."""

@@ -80,6 +80,12 @@ class LayerPool:
         self.keys[at] = _finite(self.keys[at])
         self.values[at] = _finite(self.values[at])
 
+    def blank(self, blocks: mx.array) -> None:
+        """Put zeros into whole blocks, in place as ``write``."""
+        at = self._vectors(blocks)
+        self.keys[at] = mx.array(0, self.keys.dtype)
+        self.values[at] = mx.array(0, self.values.dtype)
+
     def _vectors(self, blocks: mx.array) -> mx.array:
         """Every vector of these blocks, block by block."""
         rows = mx.arange(self.shape.num_heads * self.block_size)
@@ -116,6 +122,12 @@ class PagedStorage:
         weight, but no weight times NaN is NaN: the next holder of these blocks would see it."""
         for pool in self.pools:
             pool.clean(mx.array(blocks))
+
+    def blank(self, blocks: Sequence[int]) -> None:
+        """Put zeros into blocks of which only a beginning will be written now."""
+        if blocks:
+            for pool in self.pools:
+                pool.blank(mx.array(blocks))
 
     def arrays(self) -> list[mx.array]:
         """Every array of the pools, to be evaluated with the step that wrote it."""
