@@ -11,6 +11,7 @@ import pytest
 from app.engine.attention import LayerCache
 from app.engine.engine import Engine
 from app.engine.groups import grouped
+from app.engine.storage import LayerShape
 from app.errors import StartError
 from app.kv.block_pool import BlockPool
 from app.kv.block_table import BlockTables
@@ -128,6 +129,23 @@ def test_blocks_behind_a_window_are_given_back(family: str, lookahead: bool) -> 
     num_sliding = sum(window is not None for window in layout.windows)
     assert most_live < num_all * (1 - 0.6 * num_sliding / layout.num_groups)
     assert requests[3].num_cached > 0
+
+
+@pytest.mark.parametrize(
+    ("num_full", "num_sliding", "windows"),
+    [
+        (2, 4, (None, 9, 9)),
+        (13, 14, (None,) * 2 + (9,) * 2),
+        (2, 3, (None,) * 2 + (9,) * 3),
+        (0, 5, (9,)),
+        (5, 0, (None,)),
+    ],
+)
+def test_groups_waste_little(num_full: int, num_sliding: int, windows: tuple[int | None, ...]) -> None:
+    full = LayerShape(2, 16, 16, mx.float32)
+    groups = grouped([*[full] * num_full, *[replace(full, window=8)] * num_sliding], 1000)
+    assert groups.windows == windows
+    assert groups.bytes_per_token <= 1.1 * full.bytes_per_token * (num_full + num_sliding)
 
 
 @pytest.mark.parametrize("family", ["llama sliding", "gemma3_text"])

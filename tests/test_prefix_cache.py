@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from app.kv.block_pool import BlockPool
+from app.kv.block_table import BlockTables
+from app.kv.layout import Layout
 from app.kv.prefix_cache import PrefixCache
 
 
@@ -129,3 +131,37 @@ def test_a_match_under_the_minimum_adopts_nothing(pool):
 def test_a_cache_that_is_off_finds_nothing(pool):
     cache = filled(pool, [[1, 2, 3, 4]], enabled=False)
     assert cache.match([1, 2, 3, 4, 5], "").miss == "off"
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 5), (5,), (None, 9)])
+def test_what_follows_on_a_failed_request_loses_its_keys(windows: tuple[int | None, ...]) -> None:
+    """Also where layers with a window could do without its blocks: what they hold may come of them."""
+    pool = BlockPool(40)
+    cache = PrefixCache(pool, 4, layout=Layout(windows))
+    tables = BlockTables(pool, cache, 4)
+    failed, other = [*range(4), 99], [*range(16), 54]
+    tables.admit(1, failed, "", use_cache=True)
+    tables.publish(1, failed, 4)
+    tables.admit(2, other, "", use_cache=True)
+    tables.publish(2, other, 16)
+    assert cache.match(other, "").num_tokens == 16
+    tables.withdraw(1)
+    tables.check()
+    assert cache.match(other, "").num_tokens == 0
+    assert cache.evictions_lru == cache.inserts
+
+
+@pytest.mark.parametrize("windows", [(None, 5), (5,), (None, 5, 5)])
+def test_no_more_keys_are_lost_than_there_were(windows: tuple[int | None, ...]) -> None:
+    pool = BlockPool(12 * len(windows))
+    cache = PrefixCache(pool, 4, layout=Layout(windows))
+    tables = BlockTables(pool, cache, 4)
+    for number in range(30):
+        tokens = [number, *range(40)]
+        tables.admit(number, tokens, "", use_cache=True)
+        tables.publish(number, tokens, 40)
+        tables.release(number)
+        tables.check()
+    left = cache.inserts - cache.evictions_lru
+    assert left > 0
+    assert cache.clear() == left

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from app.engine.storage import LayerShape
 from app.scheduler.plan import Row
 
+MOST_WASTED = 0.1
+
 
 class Place(NamedTuple):
     """Where a layer keeps its tokens: in ``pool``, in the blocks of ``group``, of which the last ``kept`` tokens are
@@ -58,14 +60,17 @@ def grouped(shapes: Sequence[LayerShape], longest: int) -> Groups:
     """Groups of equally many layers that are alike, so that a block of any group takes the same memory. Layers whose
     window is less than half of ``longest``, the longest context, are in groups that give back what lies behind.
 
-    A group has as many layers as there are of the rarer kind, as in the hybrid KV cache manager of vLLM; the last group
-    of a kind may have fewer. One group, where no layer has such a window, or not all keep the same of a token.
+    A group has as many layers as there are of the rarer kind, as in the hybrid KV cache manager of vLLM, or fewer,
+    where more than ``MOST_WASTED`` of the memory would be that of layers which the last group of a kind does not have.
+    One group, where no layer has such a window, or not all keep the same of a token.
     """
     sliding = [i for i, shape in enumerate(shapes) if shape.window is not None and 2 * shape.window < longest]
     full = [i for i in range(len(shapes)) if i not in sliding]
     if not sliding or len({replace(shape, window=None) for shape in shapes}) > 1:
         return one_group(shapes)
-    size = min(len(sliding), len(full)) or len(sliding)
+    most = min(len(sliding), len(full)) or len(sliding)
+    padded = {size: sum(-(-len(kind) // size) * size for kind in (full, sliding)) for size in range(most, 0, -1)}
+    size = next(size for size, num_layers in padded.items() if num_layers <= (1 + MOST_WASTED) * len(shapes))
     parts = [kind[first : first + size] for kind in (full, sliding) for first in range(0, len(kind), size)]
     kept = max(shapes[i].window or 0 for i in sliding) + 1  # a mask may see a token more than the cache has (plamo3)
     windows = tuple(kept if part[0] in sliding else None for part in parts)

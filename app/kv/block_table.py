@@ -164,10 +164,7 @@ class BlockTables:
         """Take the keys off the table's blocks, adopted ones too, and off all that follows them: the request failed,
         and any of them may be why, also those that it has given back."""
         table = self._tables[request_id]
-        if table.num_gone and table.node is not None:
-            self.prefix_cache.withdraw(table.node)
-        for block in table.blocks:
-            self.prefix_cache.evict(block)
+        self.prefix_cache.withdraw(table.blocks, table.node if table.num_gone else None)
 
     def release(self, request_id: int) -> None:
         """Give the table's blocks back, last first, so that the start of a prefix outlives its end."""

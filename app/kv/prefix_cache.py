@@ -85,11 +85,8 @@ class PrefixCache:
         self.enabled = enabled
         self.keys_blocks = enabled and not whole_states
         self.epoch = 0
-        self.hits = 0
-        self.inserts = 0
-        self.evictions_lru = 0
-        self.evictions_ttl = 0
-        self.tokens_reused = 0
+        self.hits = self.inserts = self.tokens_reused = 0
+        self.evictions_lru = self.evictions_ttl = 0
         self.misses = {"cold": 0, "short": 0, "off": 0}
         self._pool = pool
         self._block_size = block_size
@@ -169,9 +166,7 @@ class PrefixCache:
         equal one is keyed already. Returns the node with that key. ``parent`` must still have its own key.
         """
         if parent is None:
-            parent = self._roots.get(salt)
-            if parent is None:
-                parent = self._roots[salt] = Node(salt)
+            parent = self._roots.setdefault(salt, Node(salt))
         new = Node(salt, parent, tokens, [GONE] * len(blocks))
         node = parent.children.setdefault(tokens, new)
         if node is new:
@@ -186,17 +181,18 @@ class PrefixCache:
         return node
 
     def evict(self, block: int) -> None:
-        """The block was taken for other content: it and all that follows it lose their keys, but where what follows can
-        do without it. Unkeyed: no effect."""
+        """The block was taken for other content: it loses its key, and what cannot do without it. Unkeyed: no effect."""
         if block in self._nodes:
             self.evictions_lru += self._lose(block)
 
-    def withdraw(self, node: Node) -> None:
-        """The whole of what ``node`` goes on from loses its keys, with all that follows it."""
-        if self.knows(node):
-            while node.parent is not None and node.parent.parent is not None:
-                node = node.parent
-            self.evictions_lru += self._drop(node)
+    def withdraw(self, blocks: Iterable[int], node: Node | None = None) -> None:
+        """No key stays of ``blocks``, nor of what ``node`` goes on from, nor of what follows: none can be trusted."""
+        while node is not None and node.parent is not None and node.parent.parent is not None:
+            node = node.parent
+        doubtful = [node] if node is not None else []
+        for each in (*doubtful, *(self._nodes[block] for block in blocks if block in self._nodes)):
+            if (parent := each.parent) is not None:  # not when it followed another
+                self.evictions_lru += self._drop(each) + self._prune(parent)
 
     def expire(self, now: float) -> None:
         """It is ``now``: what has gone unused for too long loses its keys."""
@@ -242,15 +238,17 @@ class PrefixCache:
         """A keyed block is of no use any more; returns how many keys that cost."""
         node = self._nodes[block]
         if self.layout.windows[node.blocks.index(block)] is None:
-            parent, num_lost = node.parent, self._drop(node)
-        else:
-            parent, num_lost = node, 1
-            self._forget(node, [place for place, window in enumerate(self.layout.windows) if window is not None])
-        while parent is not None and parent.parent is not None and not parent.children and set(parent.blocks) == {GONE}:
-            above = parent.parent
-            self._drop(parent)
-            parent = above
-        return num_lost
+            return self._drop(node)
+        self._forget(node, [place for place, window in enumerate(self.layout.windows) if window is not None])
+        return self._prune(node)
+
+    def _prune(self, node: Node) -> int:
+        """Drop a key without blocks that leads nowhere, and those that it came from; returns how many."""
+        num_dropped = 0
+        while (parent := node.parent) is not None and not node.children and set(node.blocks) == {GONE}:
+            num_dropped += self._drop(node)
+            node = parent
+        return num_dropped
 
     def _forget(self, node: Node, places: Iterable[int]) -> None:
         for place in places:
