@@ -181,7 +181,7 @@ class PrefixCache:
         return node
 
     def evict(self, block: int) -> None:
-        """The block was taken for other content: it loses its key, and what cannot do without it. Unkeyed: no effect."""
+        """The block was taken for other content: it loses its key, and what cannot do without it. Unkeyed: nothing."""
         if block in self._nodes:
             self.evictions_lru += self._lose(block)
 
