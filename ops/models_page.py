@@ -51,11 +51,11 @@ the other and are read one to four tokens at a time.
 ### Ragged paged
 
 A layer with a sliding window keeps a `RotatingKVCache` in mlx-lm, which drops what lies behind the window. Here such
-layers have blocks of their own where the context may be more than twice the window, and those behind it are given back
-while the request runs; prefixes are shared as in any other model. A prompt takes the blocks of its whole length when it
-is admitted, and the KV budget counts it so. Where full and sliding layers keep different shapes (mimo_v2_flash), all
-blocks stay until the request ends. Where mask and cache of a model disagree on its window, by a token in plamo3, the
-mask counts.
+layers have blocks of their own where the context may be more than twice the window, and those behind it are given
+back while the request runs; prefixes are shared as in any other model. A prompt takes the blocks of its whole length
+when it is admitted, and the KV budget counts it so. What metrics and `/v1/cache/stats` count as blocks are those of
+all groups. Where full and sliding layers keep different shapes (mimo_v2_flash), all blocks stay until the request
+ends. Where mask and cache of a model disagree on its window, by a token in plamo3, the mask counts.
 
 {ragged}
 ### From mlx-lm's own caches
