@@ -77,7 +77,7 @@ class Scheduler:
         return [request for request in waiting if request.arrival_s < arrived_before_s]
 
     def reset_prefix_cache(self) -> int:
-        """Forget every prefix; returns how many blocks had a key."""
+        """Forget every prefix; returns how many keys there were."""
         return self._tables.prefix_cache.clear()
 
     def plan(self, now: float) -> Plan:
