@@ -74,10 +74,9 @@ class Tails:
         self.pools = [Tail(pool.shape, len(rows) * self._num_groups, size) for pool in storage.pools]
         begun = [place for place, row in enumerate(rows) if row.start % size]
         if begun:
-            groups = range(self._num_groups)
-            first = self._num_groups
-            sources = mx.array([rows[i].blocks[self._num_pooled[i] * first + k] for i in begun for k in groups])
-            targets = mx.array([TAIL_BLOCKS * i * first + k for i in begun for k in groups])
+            n = self._num_groups
+            sources = mx.array([rows[i].blocks[self._num_pooled[i] * n + k] for i in begun for k in range(n)])
+            targets = mx.array([TAIL_BLOCKS * i * n + k for i in begun for k in range(n)])
             for tail, pool in zip(self.pools, storage.pools, strict=True):
                 tail.load(pool, sources, targets)
 
