@@ -17,7 +17,7 @@ import mlx.nn as nn
 import numpy as np
 
 from app.engine.groups import Place
-from app.engine.kernels import LOG2_E, causal_attention, on_cpu
+from app.engine.kernels import LOG2_E, causal_attention, filled, on_cpu
 from app.engine.storage import LayerPool, PagedStorage
 from app.engine.tails import Tail, Tails
 from app.engine.tiles import Tiles
@@ -109,12 +109,12 @@ class Geometry:
         return Sight(tiles, _chunks(longer, num_singles, size, window))
 
     def writes(self, num_heads: int, group: int = 0) -> mx.array:
-        """Vectors of a ``LayerPool`` or ``Tail`` that the step's tokens are written to: ``[T, num_heads]``."""
+        """Vectors of a ``LayerPool`` or ``Tail`` that the step's tokens are written to: ``[T, num_heads, 1]``."""
         if (num_heads, group) not in self._writes:
             size, rows, heads = self.block_size, self._rows[group], np.arange(num_heads)
             blocks = np.concatenate([np.asarray(row.blocks)[_block_span(row, size)] for row in rows])
             at = (blocks[:, None] * num_heads + heads) * size + self._places[:, None]
-            self._writes[num_heads, group] = mx.array(at)
+            self._writes[num_heads, group] = mx.array(at[:, :, None])
         return self._writes[num_heads, group]
 
 
@@ -163,7 +163,7 @@ class LayerCache:
         """Write K and V ``[T, heads, 1, dim]`` to pool or tail, where attention reads them; give them back."""
         at = self.geometry.writes(self.pool.shape.num_heads, self.place.group)
         num_tokens = self.geometry.num_tokens
-        self.places[-1].write(at, keys.squeeze(2)[:num_tokens], values.squeeze(2)[:num_tokens])
+        self.places[-1].write(at, keys[:num_tokens], values[:num_tokens])
         return keys, values
 
     def keys_and_values(self) -> NoReturn:
@@ -206,25 +206,26 @@ def _attend_tiles(
     (Dao et al., 2022), so rows of any lengths share the call without padding. Sums over a query's pairs are segments
     of a product with ones: no row's numbers ever meet another's.
     """
-    heads, width, size = places[0].shape.num_heads, tiles.width, places[0].block_size
-    group = queries.shape[1] // heads
+    heads = places[0].shape.num_heads
     keys, values = zip(*(place.tiles() for place in places), strict=True)
-    index, rows = tiles.index(heads, group), tiles.pair_tiles
+    index, rows = tiles.index(heads, queries.shape[1] // heads), tiles.pair_tiles
     # In powers of two: the factor goes into the queries, where it costs nothing.
-    scaled = tiles.gather(queries * (scale * LOG2_E), heads, index.height)
+    scaled = tiles.gather(queries * filled(scale * LOG2_E, queries.shape, queries.dtype), heads, index.height)
     scores = _joined(
         [mx.gather_mm(scaled, keys[part.place].swapaxes(-1, -2), part.queries, part.blocks) for part in index.parts]
     )
-    scores = scores.reshape(-1, heads, width, group, size) + tiles.bias(heads, group)
-    sink = None if sinks is None else sinks.astype(scores.dtype).reshape(heads, 1, group, 1) * LOG2_E
-    peak = tiles.least(heads, group, sink).at[rows].maximum(scores.max(-1, keepdims=True))
-    weights = mx.power(2.0, scores - peak[rows])  # [P, heads, width, group, block_size]
-    flat = weights.astype(values[0].dtype).reshape(-1, index.height, size)
+    scores = scores + index.bias
+    sink = None if sinks is None else tiles.sinks(sinks.astype(scores.dtype) * LOG2_E, index)
+    least = index.least if sink is None else mx.broadcast_to(sink, index.least.shape)
+    peak = least.at[rows].maximum(scores.max(-1, keepdims=True))
+    weights = mx.power(index.base, scores - peak[rows])
+    flat = weights.astype(values[0].dtype)
     partial = _joined([mx.gather_mm(flat, values[part.place], part.pairs, part.blocks) for part in index.parts])
-    total, summed = (tiles.sum_pairs(part, heads, group) for part in (weights.sum(-1, keepdims=True), partial))
+    total, summed = tiles.sum_pairs(weights.sum(-1, keepdims=True)), tiles.sum_pairs(partial)
     if sink is not None:
         total = total + tiles.by_query(mx.power(2.0, sink - peak))
-    return tiles.scatter((summed / total).astype(queries.dtype).reshape(-1, heads * group, 1, summed.shape[-1]))
+    results = tiles.scatter((summed / total).astype(queries.dtype))
+    return results.reshape(len(results), -1, 1, results.shape[-1])
 
 
 def _joined(parts: Sequence[mx.array]) -> mx.array:

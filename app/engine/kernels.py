@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import mlx.core as mx
@@ -33,10 +34,19 @@ def on_cpu() -> bool:
     return bool(mx.default_device().type == mx.cpu)
 
 
+@lru_cache(maxsize=256)
+def filled(value: float, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """One number in a shape, spread once: each time that a mere number meets an array is an operation more."""
+    array = mx.broadcast_to(mx.array(value, dtype), shape)
+    mx.eval(array)  # so that any thread may use it
+    return array
+
+
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     """``silu(gate) * x``, elementwise (Shazeer, "GLU variants improve Transformer", 2020)."""
     if gate.size <= FEW * gate.shape[-1]:
-        return gate * x / (1.0 + mx.power(1 / math.e, gate))
+        one, base = (filled(value, gate.shape, gate.dtype) for value in (1.0, 1 / math.e))
+        return gate * x / (one + mx.power(base, gate))
     powers = (-gate).astype(mx.float32)
     numbers = _in_place(powers)
     with np.errstate(all="ignore"):

@@ -37,7 +37,7 @@ class LayerPool:
         self.values = mx.zeros((num_vectors, shape.value_dim), shape.dtype)
 
     def write(self, at: mx.array, keys: mx.array, values: mx.array) -> None:
-        """Store keys and values ``[T, num_heads, dim]`` at vectors ``at [T, num_heads]``.
+        """Store keys and values ``[T, num_heads, 1, dim]`` at vectors ``at [T, num_heads, 1]``.
 
         In place as long as nothing but this object holds the arrays when they are evaluated; MLX copies the whole pool
         otherwise.

@@ -13,11 +13,14 @@ from app.scheduler.plan import Row
 
 @dataclass(frozen=True, slots=True)
 class TileIndex:
-    """What ``gather_mm`` multiplies, for layers with ``num_heads`` KV heads: M products a pair, each of ``height``
-    queries with one head of one block. ``parts`` are the pairs by where their blocks lie, one after the other."""
+    """What ``gather_mm`` multiplies: M products a pair, each of ``height`` queries with one head of one block.
+    ``parts`` are the pairs by where their blocks lie, one after the other."""
 
     height: int
     parts: tuple[TilePart, ...]
+    bias: mx.array  # [P, M, height, block_size], added to the scores: what is not to be seen is lost
+    base: mx.array  # 2 in the shape of the scores, which are powers of it
+    least: mx.array  # [N, M, height, 1], the least that the maximum of a query's scores can be
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class TilePart:
     place: int
     queries: mx.array  # [P, M] tile * M + product
     blocks: mx.array  # [P, M] block * num_heads + head
-    pairs: mx.array  # [P, M] counts up: one matrix of probabilities a pair and product
+    pairs: mx.array  # [P, M] counts up: one matrix of weights a pair and product
 
 
 class Tiles:
@@ -82,13 +85,11 @@ class Tiles:
         if window is not None:
             hidden |= seen[:, None, :] <= positions - window
         self.pair_tiles = mx.array(self._pair_tiles)
-        self._hidden = mx.array(np.where(hidden, -np.inf, 0.0).astype(np.float32))[:, None, :, None, :]
+        self._hidden = np.where(hidden, -np.inf, 0.0).astype(np.float32)  # [P, width, block_size]
         segments = np.stack([ends - counts, ends], axis=1) + (np.arange(width) * ends[-1])[:, None, None]
         self._segments = mx.array(segments.reshape(-1, 2).astype(np.uint32))
         self._ones = mx.ones((1, width * int(ends[-1])))
         self._index: dict[tuple[int, int], TileIndex] = {}
-        self._bias: dict[tuple[int, int], mx.array] = {}
-        self._least: dict[tuple[int, int], mx.array] = {}
 
     def _set_places(self, rows: Sequence[Row], spans: Sequence[range], first: int) -> None:
         if self.width == 1:
@@ -106,66 +107,61 @@ class Tiles:
     def index(self, num_heads: int, group: int) -> TileIndex:
         """For ``num_heads`` KV heads, each shared by ``group`` query heads."""
         if (num_heads, group) not in self._index:
-            products = np.arange(num_heads * group if self._apart else num_heads)
-            heads = products * num_heads // len(products)
-            queries = (self._pair_tiles[:, None] * len(products) + products).astype(np.uint32)
+            num_products = num_heads * group if self._apart else num_heads
+            height = self.width * num_heads * group // num_products
+            products = np.arange(num_products)
+            heads = products * num_heads // num_products
+            queries = (self._pair_tiles[:, None] * num_products + products).astype(np.uint32)
             blocks = (self._pair_blocks[:, None] * num_heads + heads).astype(np.uint32)
             pairs = np.arange(queries.size, dtype=np.uint32).reshape(queries.shape)
             spans = (slice(0, self._num_pooled), slice(self._num_pooled, len(queries)))
+            hidden = mx.array(np.repeat(self._hidden, height // self.width, axis=1)[:, None])
+            shape = (len(queries), num_products, *hidden.shape[2:])
             self._index[num_heads, group] = TileIndex(
-                1 if self._apart else self.width * group,
+                height,
                 tuple(
                     TilePart(place, mx.array(queries[span]), mx.array(blocks[span]), mx.array(pairs[span]))
                     for place, span in enumerate(spans)
                     if span.start < span.stop
                 ),
+                mx.broadcast_to(hidden, shape),
+                mx.broadcast_to(mx.array(2.0), shape),
+                mx.full((self.num_tiles, num_products, height, 1), -mx.inf),
             )
         return self._index[num_heads, group]
 
-    def bias(self, num_heads: int, group: int) -> mx.array:
-        """What is added to the scores ``[P, num_heads, width, group, block_size]``: what is not to be seen is lost."""
-        if (num_heads, group) not in self._bias:
-            pairs, _, width, _, size = self._hidden.shape
-            self._bias[num_heads, group] = mx.broadcast_to(self._hidden, (pairs, num_heads, width, group, size))
-        return self._bias[num_heads, group]
-
-    def least(self, num_heads: int, group: int, sink: mx.array | None) -> mx.array:
-        """The least that the maximum of a query's scores can be, ``[N, num_heads, width, group, 1]``: what the ``sink``
-        of its head is, if there is one."""
-        shape = (self.num_tiles, num_heads, self.width, group, 1)
-        if sink is not None:
-            return mx.broadcast_to(sink, shape)
-        if (num_heads, group) not in self._least:
-            self._least[num_heads, group] = mx.full(shape, -mx.inf)
-        return self._least[num_heads, group]
-
     def gather(self, queries: mx.array, num_heads: int, height: int) -> mx.array:
-        """The step's ``queries [T, query_heads, 1, dim]`` as ``[N * M, height, dim]``; see ``TileIndex``."""
+        """The step's ``queries [T, query_heads, 1, dim]`` as ``[N, M, height, dim]``; see ``TileIndex``."""
         own = queries[self._tokens]
         if self.width > 1:
             own = own.reshape(self.num_tiles, self.width, num_heads, -1, queries.shape[-1]).swapaxes(1, 2)
-        return own.reshape(-1, height, queries.shape[-1])
+        return own.reshape(self.num_tiles, -1, height, queries.shape[-1])
 
-    def sum_pairs(self, parts: mx.array, heads: int, group: int) -> mx.array:
-        """Add up what the pairs of each query hold: ``[P, heads, width, group, dim]``, or as ``gather_mm`` gives it, to
-        ``[width * N, heads, group, dim]``.
+    def sinks(self, sinks: mx.array, index: TileIndex) -> mx.array:
+        """What is kept of each query head, ``[query_heads]``, as ``[M, height, 1]``."""
+        by_product = sinks.reshape(index.least.shape[1], 1, -1, 1)
+        shape = (len(by_product), self.width, by_product.shape[2], 1)
+        return mx.broadcast_to(by_product, shape).reshape(-1, index.height, 1)
+
+    def sum_pairs(self, parts: mx.array) -> mx.array:
+        """Add up what the pairs of each query hold: ``[P, M, height, dim]`` to what ``by_query`` gives.
 
         One product with ones for each query: its shape depends on how many blocks the query sees, on nothing else.
         """
-        width, dim = self.width, parts.shape[-1]
-        if width > 1 or self._row_order is not None:
-            parts = parts.reshape(-1, heads, width, group, dim)
         if self._row_order is not None:
             parts = parts[self._row_order]
-        if width > 1:
-            parts = parts.transpose(2, 0, 1, 3, 4)
-        flat = parts.reshape(-1, heads * group * dim).astype(mx.float32)
-        return mx.segmented_mm(self._ones, flat, self._segments).reshape(-1, heads, group, dim)
+        parts = self.by_query(parts)
+        flat = parts.reshape(len(parts), -1).astype(mx.float32)
+        return mx.segmented_mm(self._ones, flat, self._segments).reshape(-1, *parts.shape[1:])
 
     def by_query(self, values: mx.array) -> mx.array:
-        """What each query has, ``[N, heads, width, group, dim]``, in the order of ``sum_pairs``."""
-        _, heads, _, group, dim = values.shape
-        return values.transpose(2, 0, 1, 3, 4).reshape(-1, heads, group, dim)
+        """What the queries of tiles, or of pairs, have, ``[n, M, height, dim]``, as ``[width * n, M, height / width,
+        dim]``: first those of each tile's first place."""
+        if self.width == 1:
+            return values
+        num_tiles, num_products, _, dim = values.shape
+        apart = values.reshape(num_tiles, num_products, self.width, -1, dim).transpose(2, 0, 1, 3, 4)
+        return apart.reshape(-1, num_products, *apart.shape[3:])
 
     def scatter(self, results: mx.array) -> mx.array:
         """Results ``[width * N, ...]`` in the order of the rows' tokens."""
