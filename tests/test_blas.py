@@ -77,6 +77,54 @@ def test_blis_takes_the_kernels_that_decode_best() -> None:
     assert "selecting sub-configuration 'zen3'" in done.stdout + done.stderr
 
 
+PACKED = """
+from app.engine.blas import _packing, packed, preload
+preload("auto", "1")
+assert len(_packing()) == 2
+import mlx.core as mx
+x, weight = mx.random.normal((100, 96)), mx.random.normal((200, 96))
+mx.eval(plain := x @ weight.T)
+with packed(True):
+    mx.eval(other := x @ weight.T)
+assert mx.allclose(plain, other, rtol=1e-4, atol=1e-4)
+"""
+
+
+@linux_only
+def test_blis_packs_what_it_multiplies() -> None:
+    if not preloaded("auto", "1")["version"].startswith("BLIS"):
+        pytest.skip("BLIS is not the BLAS that is found here")
+    subprocess.run([sys.executable, "-c", PACKED], check=True, cwd=Path(__file__).parent.parent, timeout=60)
+
+
+def test_it_is_packed_meanwhile_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(blas, "_packing", lambda: (lambda flag: seen.append(flag.value),) * 2)
+    with blas.packed(False):
+        pass
+    assert seen == []
+    with blas.packed(True):
+        assert seen == [True, True]
+    assert seen == [True, True, False, False]
+
+
+def test_it_is_no_longer_packed_after_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(blas, "_packing", lambda: (lambda flag: seen.append(flag.value),))
+    with pytest.raises(KeyError), blas.packed(True):
+        raise KeyError
+    assert seen == [True, False]
+
+
+def test_packing_is_nothing_to_another_blas() -> None:
+    subprocess.run(
+        [sys.executable, "-c", "from app.engine.blas import packed\nwith packed(True): pass"],
+        check=True,
+        cwd=Path(__file__).parent.parent,
+        timeout=60,
+    )
+
+
 def test_none_loads_nothing() -> None:
     found = preloaded("none", "auto")
     assert (found["path"], found["warning"], found["visible"]) == (None, None, False)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from app.engine import kernels
+from app.engine import engine, kernels
+from app.engine.engine import Engine
+from app.request import SamplingParams
+from app.scheduler.plan import Row
+from ops.families import tiny
 
 
 def close(got: mx.array, want: mx.array, tolerance: float = 1e-5) -> bool:
@@ -86,3 +92,13 @@ def test_the_table_adds_no_parameters() -> None:
     model.rope = nn.RoPE(8)
     kernels.quicken(model)
     assert model.parameters() == {"rope": {}}
+
+
+def test_only_long_forwards_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = [5] * (kernels.FEW + 2)
+    built = Engine(tiny.loaded("llama", tiny.build("llama")), 8, 16)
+    seen: list[bool] = []
+    monkeypatch.setattr(engine, "packed", lambda is_wanted: nullcontext(seen.append(is_wanted)))
+    for start, num_new in ((0, kernels.FEW), (0, kernels.FEW + 1), (kernels.FEW + 1, 1)):
+        mx.eval(built.logits([Row(0, tokens, start, num_new, range(5), True, len(tokens), SamplingParams())]))
+    assert seen == [False, True, False]

@@ -10,8 +10,12 @@ import glob
 import math
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from app.errors import StartError
 
@@ -106,6 +110,33 @@ def _choose_kernels(blis: ctypes.CDLL) -> None:
     number = next((number for number in range(MOST_KERNELS) if name_of(number) == BLIS_KERNELS), None)
     if number is not None:
         os.environ["BLIS_ARCH_TYPE"] = str(number)
+
+
+@contextmanager
+def packed(is_wanted: bool) -> Iterator[None]:
+    """What is multiplied meanwhile BLIS first copies into an order of its own, if ``is_wanted``. Changes nothing with
+    another BLAS.
+
+    It does so by itself from 512 rows on. That is worth it from some 64 on, but not for fewer, where it would copy all
+    weights for little use (docs/benchmarks.md).
+    """
+    for switch in _packing() if is_wanted else ():
+        switch(ctypes.c_bool(True))
+    try:
+        yield
+    finally:
+        for switch in _packing() if is_wanted else ():
+            switch(ctypes.c_bool(False))
+
+
+@lru_cache(maxsize=1)
+def _packing() -> tuple[Callable[..., Any], ...]:
+    """BLIS's switches for either side of a product, which every product looks at."""
+    symbols = ctypes.CDLL(None)
+    try:
+        return symbols.bli_pack_set_pack_a, symbols.bli_pack_set_pack_b
+    except AttributeError:
+        return ()
 
 
 def _has_avx2() -> bool:

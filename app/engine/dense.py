@@ -14,8 +14,9 @@ from typing import Literal
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from app.engine.blas import packed
 from app.engine.caches import empty_caches
-from app.engine.kernels import on_cpu, quicken
+from app.engine.kernels import FEW, on_cpu, quicken
 from app.engine.loader import LoadedModel, free_bytes
 from app.engine.pages import use_huge_pages
 from app.engine.probe import Probe, refused
@@ -165,8 +166,9 @@ class DenseEngine:
 
     def _read(self, row: Row, begin: int, end: int) -> None:
         caches = self._states.apart(row.request_id)
-        self._model(mx.array([row.tokens[begin:end]]), cache=caches)
-        mx.eval(arrays(caches))
+        with packed(end - begin > FEW):
+            self._model(mx.array([row.tokens[begin:end]]), cache=caches)
+            mx.eval(arrays(caches))
 
     def _draw_from(self, rows: Sequence[Row]) -> mx.array:
         # Caches in which nothing was written yet cannot all be merged with others; nor is there a reason to merge one.

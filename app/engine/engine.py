@@ -12,10 +12,11 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from app.engine.attention import Geometry, install_seam, layer_caches
+from app.engine.blas import packed
 from app.engine.fixed import AnyShape, FixedShapes, Piece, prove
 from app.engine.groups import Groups, one_group
 from app.engine.head import HeadRows
-from app.engine.kernels import LEAST_TOKENS, on_cpu, quicken
+from app.engine.kernels import FEW, LEAST_TOKENS, on_cpu, quicken
 from app.engine.loader import LoadedModel, free_bytes
 from app.engine.pages import use_huge_pages
 from app.engine.probe import Probe, refused
@@ -217,7 +218,9 @@ class Engine:
         ids += [0] * geometry.num_padding
         tokens = mx.array(ids) if before is None else mx.pad(before.following(piece.rows), (0, geometry.num_padding))
         self._head.aim(mx.array(ends + [0] * (max(piece.num_draws, 1) - len(ends))))
-        out = self._model(tokens[:, None], cache=layer_caches(places, self._storage, geometry, self._tails))
+        caches = layer_caches(places, self._storage, geometry, self._tails)
+        with packed(len(ids) > FEW):  # computed while it is built, but for the output head, which sees few rows
+            out = self._model(tokens[:, None], cache=caches)
         if geometry.num_attended != len(places):
             raise NotImplementedError(f"{geometry.num_attended} of {len(places)} layers attended by block table")
         return self._head.finish(out)[: max(len(ends), 1)]
