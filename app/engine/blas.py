@@ -120,12 +120,13 @@ def packed(is_wanted: bool) -> Iterator[None]:
     It does so by itself from 512 rows on. That is worth it from some 64 on, but not for fewer, where it would copy all
     weights for little use (docs/benchmarks.md).
     """
-    for switch in _packing() if is_wanted else ():
+    switches = _packing() if is_wanted else ()
+    for switch in switches:
         switch(ctypes.c_bool(True))
     try:
         yield
     finally:
-        for switch in _packing() if is_wanted else ():
+        for switch in switches:
             switch(ctypes.c_bool(False))
 
 
